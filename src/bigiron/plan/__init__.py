@@ -1,0 +1,1 @@
+"""What should be on a host, and why: pure functions of (machine, model, intent)."""
