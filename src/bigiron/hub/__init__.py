@@ -1,0 +1,1 @@
+"""The Hugging Face hub: what a repository holds, and fetching it."""
