@@ -121,7 +121,9 @@ def options(
     for name, value in extra.items():
         if not isinstance(value, str):
             raise UsageError(
-                f"the CMake option {name} is {value!r}, not text", where="llama_cpp_extra_options", hint=f'write {name}: "{value}"'
+                f"the CMake option {name} is {value!r}, not text",
+                where="llama_cpp_extra_options",
+                hint=f'write {name}: "{value}"',
             )
         chosen[name] = value
     return chosen, baseline

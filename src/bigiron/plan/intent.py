@@ -75,7 +75,9 @@ class _Reader:
         if kind is int and isinstance(value, str) and re.fullmatch(r"\d+", value):
             value = int(value)
         if kind is bool and isinstance(value, str):
-            raise self.fail(name, f'is the text "{value}", not true or false', "write it without quotes; extra variables need JSON")
+            raise self.fail(
+                name, f'is the text "{value}", not true or false', "write it without quotes; extra variables need JSON"
+            )
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.fail(name, f"is {value!r}, which is no {kind.__name__}", f"make it a {kind.__name__}")
         return value
@@ -99,7 +101,9 @@ def read(host: str, variables: Mapping[str, Any]) -> Intent:
     source = Source(
         url=reader.text("llama_cpp_source_url", r"(https?|file)://\S+", "https://host/llama.cpp.tar.gz"),
         sha256=reader.text("llama_cpp_source_sha256", r"[0-9a-f]{64}", "64 hex digits: the archive's SHA-256"),
-        subdir=reader.text("llama_cpp_source_subdir", r"(?!/)(?!.*\.\.)[\w./+-]*", "llama.cpp-b11434, the folder in the archive", ""),
+        subdir=reader.text(
+            "llama_cpp_source_subdir", r"(?!/)(?!.*\.\.)[\w./+-]*", "llama.cpp-b11434, the folder in the archive", ""
+        ),
         build_number=reader.number("llama_cpp_build_number", 1, 10**7),
         commit=reader.text("llama_cpp_commit", r"[\w.+-]+", "a commit or tag, b11434"),
     )
@@ -122,7 +126,9 @@ def read(host: str, variables: Mapping[str, Any]) -> Intent:
             raise reader.fail("llama_server_extra_args", f"holds {word!r}, which is no text", "quote each argument")
         if word.startswith("--api-key") and word != "--api-key-file":
             raise reader.fail(
-                "llama_server_extra_args", "holds an API key, which every local user could read", "set llama_server_api_key instead"
+                "llama_server_extra_args",
+                "holds an API key, which every local user could read",
+                "set llama_server_api_key instead",
             )
     return Intent(
         host=host,
@@ -149,8 +155,16 @@ def read(host: str, variables: Mapping[str, Any]) -> Intent:
 def _files(reader: _Reader) -> list[Mapping[str, str]]:
     files = []
     for entry in reader.get("base_files", list, []):
-        if not isinstance(entry, dict) or not {"path", "content"} <= entry.keys() <= {"path", "content", "owner", "group", "mode"}:
-            raise reader.fail("base_files", f"holds {entry!r}", "each entry has path and content, and may have owner, group and mode")
+        if not isinstance(entry, dict) or not {"path", "content"} <= entry.keys() <= {
+            "path",
+            "content",
+            "owner",
+            "group",
+            "mode",
+        }:
+            raise reader.fail(
+                "base_files", f"holds {entry!r}", "each entry has path and content, and may have owner, group and mode"
+            )
         if not str(entry["path"]).startswith("/"):
             raise reader.fail("base_files", f'holds the relative path "{entry["path"]}"', "write it from the root: /etc/motd")
         mode = entry.get("mode", "0644")

@@ -1,4 +1,4 @@
-"""Every file that lands on a host is rendered here, for the diff on the controller and for the roles (filter ``bigiron_render``) alike.
+"""Renders every file that lands on a host, for the diff on the controller and for the roles (filter ``bigiron_render``).
 
 So the bytes that ``plan`` shows are the bytes that ``provision`` writes.
 """
@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
 
 def systemd_word(text: str) -> str:
-    r"""One argument of ``ExecStart=`` such that the started program gets exactly ``text`` (systemd.service(5), "Command lines").
+    r"""One argument of ``ExecStart=`` such that the program gets exactly ``text`` (systemd.service(5), "Command lines").
 
     Backslash, quote, ``%`` (specifiers) and ``$`` (variables) are escaped; a lone ``;`` is quoted so that it is no separator.
     Raises UsageError for NUL, which no argument can hold.
@@ -29,7 +29,15 @@ def systemd_word(text: str) -> str:
     if _PLAIN.fullmatch(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    for plain, name in (("\n", "\\n"), ("\t", "\\t"), ("\r", "\\r"), ("\x0b", "\\v"), ("\x0c", "\\f"), ("\b", "\\b"), ("\a", "\\a")):
+    for plain, name in (
+        ("\n", "\\n"),
+        ("\t", "\\t"),
+        ("\r", "\\r"),
+        ("\x0b", "\\v"),
+        ("\x0c", "\\f"),
+        ("\b", "\\b"),
+        ("\a", "\\a"),
+    ):
         escaped = escaped.replace(plain, name)
     escaped = re.sub(r"[\x01-\x1f\x7f]", lambda match: f"\\x{ord(match.group()):02x}", escaped)
     return f'"{escaped}"'

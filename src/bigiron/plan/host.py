@@ -1,0 +1,364 @@
+"""From (machine, observed state, intent, model files) to everything the roles need, for all hosts of a run together.
+
+Hosts are planned together because a release is built once per platform: the same source, options, libc and CPU baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from bigiron.errors import Refused
+from bigiron.machine.model import Machine
+from bigiron.plan import build
+from bigiron.plan.build import Identity
+from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
+from bigiron.units import GIB, count, gib
+
+RUNTIME_PACKAGES = ("ca-certificates", "libgomp1")
+TOOLCHAIN_PACKAGES = ("ccache", "cmake", "g++", "ninja-build")
+RESERVE_BYTES = GIB
+"""Left free on every filesystem that bigiron fills."""
+SLOW_DISK_BYTES_PER_S = 100 * 10**6
+"""A pessimistic sequential read, a SATA disk under load; only start timeouts are computed from it."""
+
+
+class ModelFile(Protocol):
+    """One file of a quant as the hub lists it; ``path`` in the repository, ``size`` in bytes."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of one quant; ``entry`` is the path llama-server is given (shard 1 of a split set)."""
+
+    files: tuple[ModelFile, ...]
+    entry: str
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class CachedRelease:
+    """A packed release on the controller."""
+
+    fingerprint: str
+    identity: Mapping[str, Any]
+    archive: str
+    archive_sha256: str
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One decision for the person: ``topic`` decided as ``decision`` because of ``why``."""
+
+    topic: str
+    decision: str
+    why: str
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What the plan starts from for one host; ``observed`` is the document of docs/architecture.md."""
+
+    name: str
+    intent: Intent
+    machine: Machine
+    observed: Mapping[str, Any]
+    model: ModelFiles
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Everything wanted on one host. ``variables`` are the complete role variables; ``build_from`` says where the release comes from:
+    ``"here"`` (compiled on this host), ``"installed"``, ``"archive"`` (packed on the controller) or another host's name."""
+
+    host: str
+    variables: dict[str, Any]
+    build_from: str
+    reasons: list[Reason] = field(default_factory=list)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.variables["llama_cpp_fingerprint"])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "build_from": self.build_from,
+            "reasons": [vars(reason) for reason in self.reasons],
+            "variables": self.variables,
+        }
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which release a host gets: its identity with the compiler filled in, and where it comes from."""
+
+    identity: Identity
+    build_from: str
+    archive: CachedRelease | None
+    why: str
+
+
+def plan_hosts(facts: Sequence[HostFacts], cached: Sequence[CachedRelease]) -> dict[str, HostPlan]:
+    """One plan per host. Raises Refused when a host can never be a llama.cpp host (not Linux with systemd, no Debian packages)."""
+    for fact in facts:
+        check_machine(fact.name, fact.machine)
+    wanted = {fact.name: _identity(fact) for fact in facts}
+    choices = _choose_releases(facts, wanted, cached)
+    return {fact.name: _plan(fact, choices[fact.name]) for fact in facts}
+
+
+def check_machine(host: str, machine: Machine) -> None:
+    """Refuse, before anything is touched, a machine that these roles cannot serve."""
+    if machine.init != "systemd":
+        raise Refused(
+            f"PID 1 is {machine.init or 'unknown'}, not systemd: llama-server needs a unit to run under",
+            where=host,
+            hint="boot the host with systemd (a container needs its own init), or choose another host",
+        )
+    if machine.os.id not in ("debian", "ubuntu") and "debian" not in machine.os.id_like:
+        raise Refused(
+            f"{machine.os.pretty or machine.os.id or 'this system'} is not Debian-like",
+            where=host,
+            hint="this version installs packages with apt only; use Debian or Ubuntu on this host",
+        )
+
+
+def _identity(fact: HostFacts) -> Identity:
+    intent, machine = fact.intent, fact.machine
+    options, baseline = build.options(
+        machine.arch, machine.cpu.flags, intent.source, web_ui=intent.web_ui, extra=intent.extra_options
+    )
+    return Identity(intent.source.sha256, options, "", machine.libc, baseline)
+
+
+def _same_but_compiler(identity: Identity, other: Mapping[str, Any]) -> bool:
+    return {**identity.to_json(), "compiler": ""} == {**other, "compiler": ""}
+
+
+def _installed(fact: HostFacts) -> tuple[str, Mapping[str, Any]] | None:
+    """The sound release that ``current`` points at, as (fingerprint, identity)."""
+    link = fact.observed.get("paths", {}).get(f"{PREFIX}/current", {})
+    name = str(link.get("target", "")).rsplit("/", 1)[-1]
+    release = fact.observed.get("releases", {}).get(name)
+    if release and release.get("ok"):
+        return name, release["manifest"].get("identity", {})
+    return None
+
+
+def _choose_releases(
+    facts: Sequence[HostFacts], wanted: Mapping[str, Identity], cached: Sequence[CachedRelease]
+) -> dict[str, _Choice]:
+    """A release per host, the same one for every host of a platform.
+
+    In this order: what runs on one of them already (it is proved), what lies packed on the controller, else the first host of the platform
+    builds it and the others wait for that build.
+    """
+    choices: dict[str, _Choice] = {}
+    platforms: dict[str, list[HostFacts]] = {}
+    for fact in facts:
+        platforms.setdefault(build.fingerprint(wanted[fact.name].to_json()), []).append(fact)
+    for members in platforms.values():
+        identity = wanted[members[0].name]
+        holders = {
+            fact.name: found for fact in members if (found := _installed(fact)) and _same_but_compiler(identity, found[1])
+        }
+        packed = [release for release in cached if _same_but_compiler(identity, release.identity)]
+        running = {found[0] for found in holders.values()}
+        packed.sort(key=lambda release: (release.fingerprint not in running, release.fingerprint))
+        if packed:
+            archive = packed[0]
+            identity = replace(identity, compiler=str(archive.identity["compiler"]))
+            for fact in members:
+                here = holders.get(fact.name, ("",))[0] == archive.fingerprint
+                choices[fact.name] = _Choice(
+                    identity,
+                    "installed" if here else "archive",
+                    archive,
+                    "runs here already" if here else "built earlier for this platform and kept on the controller",
+                )
+            continue
+        if holders:
+            owner, (_, found) = min(holders.items(), key=lambda item: (item[1][0], item[0]))
+            identity, why = replace(identity, compiler=str(found["compiler"])), "runs here already"
+        else:
+            builder = next((fact for fact in members if _compiler(fact)), members[0])
+            owner, why = builder.name, "the first of its platform builds, the others install its release"
+            identity = replace(identity, compiler=_compiler(builder))
+        mark = build.fingerprint(identity.to_json())
+        for fact in members:
+            if fact.name in holders and holders[fact.name][0] == mark:
+                choices[fact.name] = _Choice(identity, "installed", None, "runs here already")
+            elif fact.name == owner:
+                choices[fact.name] = _Choice(identity, "here", None, why)
+            else:
+                choices[fact.name] = _Choice(identity, owner, None, f"the same platform as {owner}: no second compile")
+    return choices
+
+
+def _compiler(fact: HostFacts) -> str:
+    """``"g++ 12.2.0"``: installed, or what the host's package index would install; empty when neither is known."""
+    return str(fact.observed.get("compiler") or fact.observed.get("compiler_candidate") or "")
+
+
+def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
+    intent, machine = fact.intent, fact.machine
+    identity = choice.identity.to_json()
+    mark = build.fingerprint(identity) if choice.identity.compiler else ""
+    builds = choice.build_from == "here"
+    jobs = build.jobs(machine.cpu.threads, machine.memory.available_bytes)
+    packages = sorted({*RUNTIME_PACKAGES, *(TOOLCHAIN_PACKAGES if builds else ()), *intent.extra_packages})
+    threads = intent.threads or machine.cpu.cores
+    model_path = f"{intent.model.directory}/{fact.model.entry}"
+    unit = f"llama-server-{intent.service}.service"
+    argv = [
+        f"{PREFIX}/current/bin/llama-server",
+        "--model", model_path,
+        "--alias", f"{intent.model.repo.split('/')[-1]}:{intent.model.quant}",
+        "--host", intent.listen,
+        "--port", str(intent.port),
+        "--ctx-size", str(intent.context * intent.parallel),
+        "--parallel", str(intent.parallel),
+        "--threads", str(threads),
+        "--cache-ram", str(intent.cache_ram_mib),
+        "--api-key-file", f"/run/credentials/{unit}/api-key",
+        "--metrics",
+        "--offline",
+        *([] if intent.web_ui else ["--no-ui"]),
+        *intent.extra_args,
+    ]  # fmt: skip
+    variables: dict[str, Any] = {
+        "base_packages": packages,
+        "base_user": USER,
+        "base_directories": _directories(intent),
+        "base_files": [dict(entry) for entry in intent.files],
+        "llama_cpp_prefix": PREFIX,
+        "llama_cpp_build_root": BUILD_ROOT,
+        "llama_cpp_options": identity["options"],
+        "llama_cpp_targets": list(build.TARGETS),
+        "llama_cpp_identity": identity,
+        "llama_cpp_fingerprint": mark,
+        "llama_cpp_jobs": jobs,
+        "llama_cpp_archive": choice.archive.archive if choice.archive else "",
+        "llama_cpp_archive_sha256": choice.archive.archive_sha256 if choice.archive else "",
+        "llama_cpp_fetch_to": "",
+        "llama_cpp_user": USER,
+        "model_files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in fact.model.files],
+        "model_entry": fact.model.entry,
+        "model_repo": intent.model.repo,
+        "model_revision": intent.model.revision,
+        "model_quant": intent.model.quant,
+        "model_root": intent.model.root,
+        "llama_server_service": intent.service,
+        "llama_server_host": intent.listen,
+        "llama_server_port": intent.port,
+        "llama_server_argv": argv,
+        "llama_server_environment": {"HOME": "/nonexistent", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+        "llama_server_user": USER,
+        "llama_server_prefix": PREFIX,
+        "llama_server_config_dir": CONFIG_DIR,
+        "llama_server_model_root": intent.model.root,
+        "llama_server_weight_bytes": fact.model.total_bytes,
+        "llama_server_start_timeout_s": 120 + 2 * fact.model.total_bytes // SLOW_DISK_BYTES_PER_S,
+        "llama_server_memory_max_bytes": 0,
+        "llama_server_lock_memory": "mlock" in " ".join(intent.extra_args),
+    }
+    reasons = [
+        Reason(
+            "release",
+            f"{mark or '(named once the compiler is installed)'} from {choice.build_from}",
+            f"llama.cpp {intent.source.commit}, {choice.identity.compiler or 'compiler unknown'}, {machine.libc}: {choice.why}",
+        ),
+        Reason("CPU", ", ".join(choice.identity.cpu_baseline) or "baseline", "instruction sets this CPU reports; a CPU without them gets its own build"),
+        Reason("model", f"{intent.model.quant}, {count(len(fact.model.files), 'file')}, {gib(fact.model.total_bytes)}", f"{intent.model.repo} at {intent.model.revision[:12]}"),
+        Reason(
+            "threads",
+            str(threads),
+            "set in the inventory" if intent.threads else f"physical cores of {count(machine.cpu.sockets, 'socket')} (a second thread per core adds nothing to matrix products)",
+        ),
+        Reason("context", f"{intent.context} tokens x {count(intent.parallel, 'slot')}", "each slot has its own full context"),
+        Reason("listen", f"{intent.listen}:{intent.port}", "with an API key that only root and the unit can read"),
+    ]  # fmt: skip
+    if builds:
+        reasons.append(
+            Reason(
+                "build jobs",
+                str(jobs),
+                f"{count(machine.cpu.threads, 'thread')}, {gib(machine.memory.available_bytes)} available, {gib(build.JOB_MEMORY_BYTES)} a job",
+            )
+        )
+    return HostPlan(fact.name, variables, choice.build_from, reasons)
+
+
+def _directories(intent: Intent) -> list[dict[str, str]]:
+    modes = {
+        PREFIX: "0755",
+        f"{PREFIX}/releases": "0755",
+        CONFIG_DIR: "0755",
+        f"{CONFIG_DIR}/credentials": "0700",
+        intent.model.root: "0755",
+    }
+    return [{"path": path, "owner": "root", "group": "root", "mode": mode} for path, mode in modes.items()]
+
+
+def refusals(fact: HostFacts, plan: HostPlan) -> list[Refused]:
+    """Reasons not to start, found before the first byte: a port that is taken, disks that are too small."""
+    intent, found = fact.intent, []
+    unit = f"llama-server-{intent.service}.service"
+    holder = fact.observed.get("ports", {}).get(str(intent.port))
+    if holder and holder.get("unit") != unit:
+        by = holder.get("program") or "another program"
+        found.append(
+            Refused(
+                f"port {intent.port} is taken by {by} (pid {holder.get('pid') or '?'}, {holder.get('unit') or 'no unit'})",
+                where=fact.name,
+                hint=f"stop {by}, or set llama_server_port to a free port",
+            )
+        )
+    found.extend(_disk_refusals(fact, plan))
+    return found
+
+
+def _disk_refusals(fact: HostFacts, plan: HostPlan) -> list[Refused]:
+    intent, observed = fact.intent, fact.observed
+    state = observed.get("models", {}).get(f"{intent.model.repo}/{intent.model.revision}", {})
+    have, partial = state.get("files", {}), state.get("partial", {})
+    model_bytes = sum(
+        file.size - min(file.size, int(partial.get(file.path, 0)))
+        for file in fact.model.files
+        if have.get(file.path, {}).get("size") != file.size
+    )
+    needs: dict[str, list[tuple[str, str, int]]] = {}
+
+    def need(path: str, what: str, size: int) -> None:
+        disk = observed.get("disks", {}).get(path)
+        if size and disk and "free_bytes" in disk:
+            needs.setdefault(str(disk["device"]), []).append((path, what, size))
+
+    need(intent.model.root, "model", model_bytes)
+    if plan.build_from == "here" and not observed.get("releases", {}).get(plan.fingerprint, {}).get("ok"):
+        need(BUILD_ROOT, "source and build", build.BUILD_DISK_BYTES)
+    if set(plan.variables["base_packages"]) & set(TOOLCHAIN_PACKAGES) - set(observed.get("packages", {})):
+        need("/usr", "toolchain packages", build.TOOLCHAIN_DISK_BYTES)
+    found = []
+    for entries in needs.values():
+        disk = observed["disks"][entries[0][0]]
+        total = sum(size for _, _, size in entries)
+        if total + RESERVE_BYTES > disk["free_bytes"]:
+            parts = " + ".join(f"{what} {gib(size)}" for _, what, size in entries)
+            found.append(
+                Refused(
+                    f"{disk['mount']} has {gib(disk['free_bytes'])} free, but needs {gib(total)} ({parts}) and a reserve of {gib(RESERVE_BYTES)}",
+                    where=fact.name,
+                    hint="free space, or put model_root on a larger filesystem; nothing was downloaded",
+                )
+            )
+    return found
