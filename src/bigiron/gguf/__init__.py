@@ -1,0 +1,1 @@
+"""GGUF: read headers, judge shard sets, split files. Runs on hosts, standard library only (except ``remote``)."""
