@@ -1,0 +1,229 @@
+"""The lab's commands: up, down, status, ssh, and the cheap check before every provision."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bigiron import paths
+from bigiron.errors import BigironError, Refused
+from bigiron.lab import state
+from bigiron.lab.state import Host, State
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """One lab host: ``state`` is running, stopped or absent; ``boot_ok`` is None when it does not run."""
+
+    name: str
+    address: str | None
+    state: str
+    pid: int | None
+    boot_ok: bool | None
+
+
+@dataclass(frozen=True)
+class LabStatus:
+    """The lab of this folder. ``mirror_state`` is running, stopped or absent; the rest is None when there is no network."""
+
+    hosts: list[HostStatus]
+    bridge: str | None
+    subnet: str | None
+    gateway: str | None
+    mirror_url: str | None
+    mirror_state: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return asdict(self)
+
+
+def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
+    """Bring up ``lab01`` to ``lab<count>`` (or ``names``), the network, the mirror and the inventory of it all; idempotent.
+
+    Raises Refused where a lab cannot be, UsageError for a name it cannot make, BigironError when a part fails.
+    """
+    from bigiron.lab import base, keys, mirror, network, nspawn, tools  # noqa: PLC0415 - the fast path must not pay for them
+
+    wanted = sorted(set(names)) if names is not None else [state.host_name(number) for number in range(1, count + 1)]
+    for name in wanted:
+        state.host_number(name)
+    tools.ensure(say)
+    with _locked(say):
+        before = state.load()
+        subnet, gateway = network.up(before.subnet if before else None)
+        current = State(state.boot_id(), subnet, gateway, before.hosts if before else {}, before.mirror if before else None)
+        keep = {name: host for name, host in current.hosts.items() if nspawn.root_of(name).is_dir()}
+        addresses = {name: _address(gateway, name) for name in sorted({*wanted, *keep})}
+        current = State(current.boot_id, subnet, gateway, {n: Host(a, _leader(current, n)) for n, a in addresses.items()}, current.mirror)
+        state.save(current)
+        keys.client_key()
+        keys.write_known_hosts(addresses)
+        todo = []
+        for name in wanted:
+            leader = _leader(current, name) or nspawn.find(name)
+            if leader is not None and nspawn.answers(addresses[name], 3):
+                current = current.with_host(name, Host(addresses[name], leader))
+            else:
+                nspawn.stop(name, leader)
+                todo.append(name)
+        if todo:
+            base_root = base.ensure(say)
+            say(f"booting {', '.join(todo)}")
+            for name in todo:
+                nspawn.ensure_root(name, base_root)
+                nspawn.configure(name, addresses[name], gateway, addresses)
+                current = current.with_host(name, Host(addresses[name], nspawn.start(name)))
+                state.save(current)
+        state.save(current)
+        current = State(current.boot_id, subnet, gateway, current.hosts, mirror.serve(gateway, current.mirror, say))
+        state.save(current)
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            for name, word in zip(todo, pool.map(lambda n: _wait(current, n), todo), strict=True):
+                say(f"{name} is {word} at {addresses[name]}")
+        _write_inventory(current)
+    return status()
+
+
+def down(say: Say) -> LabStatus:
+    """Take everything down: hosts, mirror, bridge, rules, keys, generated inventory. Cached downloads and the base root stay."""
+    from bigiron.lab import mirror, network, nspawn, tools  # noqa: PLC0415
+
+    if not _anything_there():
+        return status()
+    why = tools.unmet()
+    if why is not None:
+        raise Refused(why, hint=tools.INSTEAD)
+    with _locked(say):
+        current = state.load()
+        state.INVENTORY_STATE.unlink(missing_ok=True)
+        names = sorted({*(current.hosts if current else {}), *(path.name for path in state.HOSTS.glob("lab*"))})
+        if names:
+            say(f"stopping {', '.join(names)}")
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            list(pool.map(lambda name: nspawn.stop(name, _leader(current, name)), names))
+        mirror.stop(current.mirror if current else None)
+        network.down()
+        for name in names:
+            nspawn.remove(name)
+        for path in state.LAB.iterdir():
+            if path.name == "lock":
+                continue
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return status()
+
+
+def status() -> LabStatus:
+    """What there is now, looked at, not remembered."""
+    current = state.load()
+    recorded = current.hosts if current else {}
+    names = sorted({*recorded, *(path.name for path in state.HOSTS.glob("lab*") if (path / "root").is_dir())})
+    bridge = Path("/sys/class/net", state.BRIDGE).exists()
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        hosts = list(pool.map(lambda name: _host_status(name, recorded.get(name)), names))
+    served = current is not None and current.mirror is not None and current.mirror.alive()
+    return LabStatus(
+        hosts=hosts,
+        bridge=state.BRIDGE if bridge else None,
+        subnet=current.subnet if current and bridge else None,
+        gateway=current.gateway if current and bridge else None,
+        mirror_url=f"http://{current.gateway}" if current and bridge else None,
+        mirror_state="running" if served else "stopped" if current and current.mirror else "absent",
+    )
+
+
+def ssh_argv(name: str) -> list[str]:
+    """The ssh command that opens a shell on lab host ``name``, for os.execvp. Raises BigironError when it is not up."""
+    from bigiron.lab import nspawn  # noqa: PLC0415
+
+    state.host_number(name)
+    current = state.load()
+    host = current.hosts.get(name) if current else None
+    if host is None or host.leader is None or not host.leader.alive():
+        raise BigironError("not running", where=name, hint=f"./inv lab.up --count {max(1, state.host_number(name))}")
+    return nspawn.ssh_argv(name, host.address)
+
+
+def is_up(hosts: list[str]) -> bool:
+    """True when the record, checked against /proc, says that ``hosts`` and the mirror run and the inventory knows them; < 20 ms."""
+    current = state.load()
+    if current is None or current.mirror is None or not current.mirror.alive() or not state.INVENTORY_STATE.exists():
+        return False
+    found = [current.hosts.get(name) for name in hosts]
+    return all(host is not None and host.leader is not None and host.leader.alive() for host in found)
+
+
+def ensure_for(hosts: list[str], say: Say) -> None:
+    """Bring up those of ``hosts`` that are not; nothing, cheaply, when all are. Raises as :func:`up` does."""
+    if hosts and not is_up(hosts):
+        up(0, say, names=hosts)
+
+
+def _locked(say: Say) -> contextlib.AbstractContextManager[None]:
+    return state.locked(state.LAB / "lock", "waiting for another run that is changing this lab", say=say)
+
+
+def _anything_there() -> bool:
+    leftovers = [path for path in state.LAB.glob("*") if path.name != "lock"]
+    return bool(leftovers) or state.INVENTORY_STATE.exists() or Path("/sys/class/net", state.BRIDGE).exists()
+
+
+def _address(gateway: str, name: str) -> str:
+    return f"{gateway.rpartition('.')[0]}.{10 + state.host_number(name)}"
+
+
+def _leader(current: State | None, name: str) -> state.Process | None:
+    host = current.hosts.get(name) if current else None
+    return host.leader if host is not None and host.leader is not None and host.leader.alive() else None
+
+
+def _wait(current: State, name: str) -> str:
+    from bigiron.lab import nspawn  # noqa: PLC0415
+
+    host = current.hosts[name]
+    if host.leader is None:
+        raise BigironError("was not started", where=name)
+    return nspawn.wait_booted(name, host.address, host.leader)
+
+
+def _host_status(name: str, host: Host | None) -> HostStatus:
+    from bigiron.lab import nspawn  # noqa: PLC0415
+
+    alive = host is not None and host.leader is not None and host.leader.alive()
+    if host is not None and host.leader is not None and alive:
+        return HostStatus(name, host.address, "running", host.leader.pid, nspawn.answers(host.address))
+    there = nspawn.root_of(name).is_dir()
+    return HostStatus(name, host.address if host else None, "stopped" if there else "absent", None, None)
+
+
+def inventory(current: State) -> dict[str, Any]:
+    """The generated half of inventory/lab: how to reach each host that is there, and where the mirror is."""
+    return {
+        "lab": {
+            "hosts": {name: {"ansible_host": host.address} for name, host in current.hosts.items()},
+            "vars": {
+                "ansible_user": "root",
+                "ansible_ssh_private_key_file": str(state.CLIENT_KEY),
+                "ansible_ssh_common_args": f"-o 'UserKnownHostsFile=\"{state.KNOWN_HOSTS}\"' -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes",
+                "ansible_python_interpreter": "/usr/bin/python3",
+                "lab_mirror": f"http://{current.gateway}",
+            },
+        }
+    }
+
+
+def _write_inventory(current: State) -> None:
+    # JSON is YAML: no yaml library on this path, and the same bytes for the same lab
+    text = json.dumps(inventory(current), indent=2) + "\n"
+    with contextlib.suppress(OSError):
+        if state.INVENTORY_STATE.read_text(encoding="utf-8") == text:
+            return
+    paths.write_atomic(state.INVENTORY_STATE, "# generated by lab.up; do not edit\n" + text, mode=0o600)

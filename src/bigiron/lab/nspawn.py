@@ -1,0 +1,204 @@
+"""Lab hosts: a root copied from the base, booted with systemd-nspawn, stopped so that nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+from bigiron import paths
+from bigiron.errors import BigironError
+from bigiron.lab import base, cgroups, keys, network, state, tools
+
+CCACHE_IN_HOST = "/var/cache/bigiron-ccache"
+STOP_TIMEOUT_S = 15.0
+BOOT_TIMEOUT_S = 120.0
+
+
+def root_of(host: str) -> Path:
+    """The folder a host boots from."""
+    return state.HOSTS / host / "root"
+
+
+def console_of(host: str) -> Path:
+    """What the container's console said."""
+    return state.HOSTS / host / "console.log"
+
+
+def argv(host: str) -> list[str]:
+    """The systemd-nspawn command of a host."""
+    command = ["systemd-nspawn", "--quiet", "--boot", "--register=no"]
+    if cgroups.needed():
+        command.append("--keep-unit")
+    return [
+        *command,
+        f"--machine={state.machine_name(host)}",
+        f"--hostname={host}",
+        f"--directory={root_of(host)}",
+        f"--network-bridge={state.BRIDGE}",
+        "--link-journal=no",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--rlimit=RLIMIT_MEMLOCK=infinity",
+        f"--bind={paths.cache_dir('ccache')}:{CCACHE_IN_HOST}",
+        "--console=pipe",
+    ]
+
+
+def files(host: str, address: str, gateway: str, others: dict[str, str]) -> dict[str, tuple[str, int]]:
+    """What makes the base root this host: path in the root -> (text, mode). ``others`` is {name: address} of the whole lab."""
+    key = state.HOSTS / host / "ssh_host_ed25519_key"
+    names = "".join(f"{where}\t{name}\n" for name, where in sorted(others.items()) if name != host)
+    return {
+        "etc/hostname": (f"{host}\n", 0o644),
+        "etc/hosts": (f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n{address}\t{host}\n{gateway}\tmirror\n{names}", 0o644),
+        "etc/resolv.conf": (network.resolv_conf_for_hosts(), 0o644),
+        # has to sort before systemd's own 80-container-host0.network, which would ask for an address by DHCP
+        "etc/systemd/network/10-host0.network": (
+            f"[Match]\nVirtualization=container\nName=host0\n\n[Network]\nAddress={address}/24\nGateway={gateway}\n"
+            "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
+            0o644,
+        ),
+        "etc/ssh/ssh_host_ed25519_key": (key.read_text(encoding="ascii"), 0o600),
+        "etc/ssh/ssh_host_ed25519_key.pub": (keys.host_key(host), 0o644),
+        "root/.ssh/authorized_keys": (keys.client_key(), 0o600),
+        f"home/{base.ADMIN}/.ssh/authorized_keys": (keys.client_key(), 0o600),
+    }
+
+
+def ensure_root(host: str, base_root: Path) -> None:
+    """The host's root, copied from the base when there is none. Copied beside and renamed: a root that is there is whole."""
+    root = root_of(host)
+    if root.is_dir():
+        return
+    copy = root.with_name("root.tmp")
+    shutil.rmtree(copy, ignore_errors=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    tools.run(["cp", "-a", "--reflink=auto", str(base_root), str(copy)], timeout_s=600)
+    base.write(copy / "etc/machine-id", uuid.uuid4().hex + "\n", 0o444)
+    copy.rename(root)
+
+
+def configure(host: str, address: str, gateway: str, others: dict[str, str]) -> None:
+    """Write the host's own files into its root; only while it does not run."""
+    root = root_of(host)
+    for name, (text, mode) in files(host, address, gateway, others).items():
+        base.write(root / name, text, mode)
+    for home in ("root", f"home/{base.ADMIN}"):
+        owner = (root / home).stat()
+        for path in (root / home / ".ssh", root / home / ".ssh/authorized_keys"):
+            shutil.chown(path, owner.st_uid, owner.st_gid)
+        (root / home / ".ssh").chmod(0o700)
+
+
+def find(host: str) -> state.Process | None:
+    """The running systemd-nspawn of this host, also one that a killed run started and did not record."""
+    found = state.find_processes(f"--machine={state.machine_name(host)}", f"--directory={root_of(host)}")
+    return next((one for one in found if _is_nspawn(one)), None)
+
+
+def _is_nspawn(one: state.Process) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{one.pid}/comm").read_text(encoding="utf-8").strip().startswith("systemd-nspawn"[:15])
+    return False
+
+
+def start(host: str) -> state.Process:
+    """Boot the host; returns its systemd-nspawn, which outlives us."""
+    command = argv(host)
+    command[0] = tools.find("systemd-nspawn") or command[0]
+    if cgroups.needed():
+        command = cgroups.wrapped(cgroups.prepare(host), command)
+    with console_of(host).open("wb") as console:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=tools.environment(),
+            cwd="/",
+        )
+    leader = state.process(child.pid)
+    if leader is None:
+        raise BigironError(f"systemd-nspawn ended at once: {console_tail(host)}", where=host)
+    _children.append(child)
+    return leader
+
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Kept so that Python reaps them when they end before us; they are not ours to wait for otherwise."""
+
+
+def answers(address: str, timeout_s: float = 1.0) -> bool:
+    """True when an SSH server greets at ``address``."""
+    try:
+        with socket.create_connection((address, 22), timeout=timeout_s) as connection:
+            connection.settimeout(timeout_s)
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def wait_booted(host: str, address: str, leader: state.Process) -> str:
+    """Wait until the host is reached by SSH and systemd has finished booting; returns its word ("running", "degraded").
+
+    Raises BigironError with the console's last lines when it ends or takes too long.
+    """
+    deadline = time.monotonic() + BOOT_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if not leader.alive():
+            raise BigironError(f"the container ended while booting: {console_tail(host)}", where=host, hint=f"see {console_of(host)}")
+        if answers(address):
+            done = tools.run([*ssh_argv(host, address), "systemctl is-system-running --wait"], check=False, timeout_s=BOOT_TIMEOUT_S)
+            if done.stdout.strip() in {"running", "degraded"}:
+                return done.stdout.strip()
+        time.sleep(0.1)
+    raise BigironError(f"not booted after {BOOT_TIMEOUT_S:.0f} s: {console_tail(host)}", where=host, hint=f"see {console_of(host)}")
+
+
+def ssh_argv(host: str, address: str, user: str = "root") -> list[str]:
+    """An ssh command that talks to exactly this lab host, whatever the person's own ssh configuration says."""
+    options = {
+        "UserKnownHostsFile": f'"{state.KNOWN_HOSTS}"',
+        "StrictHostKeyChecking": "yes",
+        "IdentitiesOnly": "yes",
+        "ConnectTimeout": "10",
+        "LogLevel": "ERROR",
+        "HostKeyAlias": host,
+    }
+    words = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+    return ["ssh", "-F", "none", "-i", str(state.CLIENT_KEY), *words, "-l", user, address]
+
+
+def console_tail(host: str) -> str:
+    """The last line of the console that says something."""
+    with contextlib.suppress(OSError):
+        lines = [line.strip() for line in console_of(host).read_text(encoding="utf-8", errors="replace").splitlines()]
+        return next((line for line in reversed(lines) if line), "nothing on the console")
+    return "nothing on the console"
+
+
+def stop(host: str, leader: state.Process | None) -> None:
+    """Shut the host down in order, by force after a bounded wait; no process, group or run-time file of it survives."""
+    for one in {process for process in (leader, find(host)) if process is not None and process.alive()}:
+        # systemd-nspawn passes SIGTERM on as SIGRTMIN+3, systemd's own "halt"
+        one.send(signal.SIGTERM)
+        if not one.wait_gone(STOP_TIMEOUT_S):
+            one.send(signal.SIGKILL)
+            one.wait_gone(5)
+    cgroups.remove(host)
+    machine = state.machine_name(host)
+    for folder in (Path("/run/systemd/nspawn/propagate") / machine, Path("/run/systemd/nspawn/unix-export") / machine):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove(host: str) -> None:
+    """Remove the host's root, keys and console. The host is stopped."""
+    shutil.rmtree(state.HOSTS / host, ignore_errors=True)
+    (state.HOSTS / host / ".#root.lck").unlink(missing_ok=True)
