@@ -27,7 +27,7 @@ MAX_KEPT_BYTES = 8 << 20
 INT64_MAX = (1 << 63) - 1
 SIZE_MAX = (1 << 64) - 1
 
-_FIRST_FETCH = 8 << 10
+FIRST_FETCH = 8 << 10
 _MIN_KEY_VALUE = 13  # length, one letter, type, one byte
 _MIN_TENSOR = 40  # length, a short name, dimension count, one dimension, type, offset
 
@@ -134,7 +134,7 @@ def read_header(source: Source) -> Header:
 
 class _Reader:
     def __init__(self, source: Source) -> None:
-        self.cursor = Cursor(source, _FIRST_FETCH)
+        self.cursor = Cursor(source, FIRST_FETCH)
         self.name = source.name
         self.order = "<"
         self.kept = 0
