@@ -1,0 +1,81 @@
+"""The judge's answer about one host: a list of checks, each true, false or "cannot tell", and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """One statement about a host.
+
+    ``ok`` is None when the check could not be made; ``detail`` then says why. ``remedy`` names the command to run next.
+    A check that is not ``required`` may stay open without spoiling the verdict; it spoils it when it is false.
+    """
+
+    id: str
+    ok: bool | None
+    detail: str
+    remedy: str
+    required: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {"id": self.id, "ok": self.ok, "detail": self.detail, "remedy": self.remedy, "required": self.required}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Check:
+        return cls(
+            id=document["id"],
+            ok=document["ok"],
+            detail=document["detail"],
+            remedy=document["remedy"],
+            required=document.get("required", True),
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All checks of one host. ``unreachable`` when the judge could not look at it at all (then one check says why).
+
+    ``seconds`` is the time the judge spent looking at the host, the completion aside.
+    """
+
+    host: str
+    checks: Sequence[Check]
+    unreachable: bool = False
+    seconds: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """At least one check was made, none is false, and none that is required is open."""
+        return any(check.ok for check in self.checks) and not self.failed and not any(check.required for check in self.unknown)
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.ok is False]
+
+    @property
+    def unknown(self) -> list[Check]:
+        """Checks that could not be made."""
+        return [check for check in self.checks if check.ok is None]
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"ok", "host", "unreachable", "seconds", "checks": [{"id", "ok": true|false|null, "detail", "remedy", "required"}]}``."""
+        return {
+            "ok": self.ok,
+            "host": self.host,
+            "unreachable": self.unreachable,
+            "seconds": self.seconds,
+            "checks": [check.to_json() for check in self.checks],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Verdict:
+        return cls(
+            host=document["host"],
+            checks=[Check.from_json(check) for check in document["checks"]],
+            unreachable=document.get("unreachable", False),
+            seconds=document.get("seconds"),
+        )
