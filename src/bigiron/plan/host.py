@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from bigiron.errors import Refused
+from bigiron.hub.quants import QuantFiles
 from bigiron.machine.model import Machine
 from bigiron.plan import build
 from bigiron.plan.build import Identity
@@ -22,26 +23,6 @@ RESERVE_BYTES = GIB
 """Left free on every filesystem that bigiron fills."""
 SLOW_DISK_BYTES_PER_S = 100 * 10**6
 """A pessimistic sequential read, a SATA disk under load; only start timeouts are computed from it."""
-
-
-class ModelFile(Protocol):
-    """One file of a quant as the hub lists it; ``path`` in the repository, ``size`` in bytes."""
-
-    path: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """The files of one quant; ``entry`` is the path llama-server is given (shard 1 of a split set)."""
-
-    files: tuple[ModelFile, ...]
-    entry: str
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -71,7 +52,7 @@ class HostFacts:
     intent: Intent
     machine: Machine
     observed: Mapping[str, Any]
-    model: ModelFiles
+    model: QuantFiles
 
 
 @dataclass(frozen=True)

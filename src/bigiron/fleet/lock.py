@@ -1,0 +1,44 @@
+"""The lock of a host: what is on it, pinned, and how fast it was. ``inventory/<lab>/locks/<host>.yml``, committed by the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bigiron import __version__
+from bigiron.fleet.survey import Survey
+from bigiron.paths import write_atomic
+
+
+def path_for(inventory: str | Path, host: str) -> Path:
+    """``locks/<host>.yml`` in the inventory directory (beside the file when the inventory is a file)."""
+    base = Path(inventory.split(",")[0] if isinstance(inventory, str) else inventory)
+    return (base if base.is_dir() else base.parent) / "locks" / f"{host}.yml"
+
+
+def document(survey: Survey, measured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The lock of a host in sync with its plan; ``measured`` has prefill and generation in tok/s, None keeps no figure."""
+    variables = survey.plan.variables
+    packages = survey.observed.get("packages", {})
+    return {
+        "bigiron": __version__,
+        "release": {"fingerprint": survey.plan.fingerprint, **variables["llama_cpp_identity"]},
+        "source": {"url": survey.intent.source.url, "commit": survey.intent.source.commit},
+        "model": {
+            "repo": variables["model_repo"],
+            "revision": variables["model_revision"],
+            "quant": variables["model_quant"],
+            "files": variables["model_files"],
+        },
+        "service": {"name": variables["llama_server_service"], "argv": variables["llama_server_argv"]},
+        "packages": {name: packages[name] for name in variables["base_packages"] if name in packages},
+        "measured": dict(measured) if measured else None,
+    }
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the lock atomically."""
+    write_atomic(path, "# Written by bigiron: what this host runs.\n" + yaml.safe_dump(dict(content), sort_keys=False, width=120))

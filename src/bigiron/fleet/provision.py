@@ -1,0 +1,305 @@
+"""The main job: survey, refuse early, apply only the roles that differ, prove, measure, lock."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Unreachable, UsageError
+from bigiron.fleet import lock, play, survey
+from bigiron.fleet.inventory import Target
+from bigiron.fleet.ssh import Session, run_many
+from bigiron.fleet.survey import Survey
+from bigiron.plan import intent as intents
+from bigiron.plan.intent import Intent
+from bigiron.report.progress import Progress
+from bigiron.report.verdict import Verdict
+from bigiron.state.desired import ROLES
+from bigiron.state.diff import roles_of
+
+SERVE = "bigiron.state.serving:main"
+SERVE_MODULES = ("bigiron.errors", "bigiron.units", "bigiron.state.serving")
+MEASURE_PROMPT = "The machine in the corner hums. " * 24
+MEASURE_TOKENS = 32
+COMPLETION_TIMEOUT_S = 600.0
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """What became of one host; ``status`` is in sync, changed, failed or unreachable."""
+
+    host: str
+    status: str
+    roles: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    error: BigironError | None = None
+    verdict: Verdict | None = None
+    measured: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "host": self.host,
+            "status": self.status,
+            "roles": self.roles,
+            "changed": self.changed,
+            "error": self.error.to_json() if self.error else None,
+            "verdict": self.verdict.to_json() if self.verdict else None,
+            "measured": dict(self.measured) if self.measured else None,
+        }
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """3 when a host was unreachable, else 1 when one failed, else 0."""
+    if any(outcome.status == "unreachable" for outcome in outcomes):
+        return EXIT_UNREACHABLE
+    return EXIT_FAILED if any(outcome.status == "failed" for outcome in outcomes) else EXIT_OK
+
+
+def provision(targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = False) -> list[Outcome]:
+    """Bring ``targets`` to their plan. One outcome per target, in their order.
+
+    Raises Refused, before anything is touched on any host, when one of them cannot be provisioned as planned; UsageError for a wrong
+    inventory. A host that fails or cannot be reached stops no other.
+    """
+    surveys, errors = survey.survey(targets)
+    refusals = [refusal for one in surveys.values() for refusal in one.refusals]
+    refusals += [error for error in errors.values() if error.exit_code not in (EXIT_UNREACHABLE, EXIT_FAILED)]
+    if refusals:
+        for refusal in refusals[1:]:
+            say(f"error: {refusal}")
+        raise refusals[0]
+    outcomes = {name: _failure(name, error) for name, error in errors.items()}
+    todo = {name: one for name, one in surveys.items() if not one.in_sync}
+    for name, one in surveys.items():
+        if one.in_sync:
+            outcomes[name] = Outcome(name, "in sync")
+            if not lock.path_for(inventory, name).exists():
+                lock.write(lock.path_for(inventory, name), lock.document(one, None))
+    if todo:
+        outcomes.update(_Provision(inventory, say, quiet=quiet).bring(todo))
+    return [outcomes[target.name] for target in targets]
+
+
+def _failure(name: str, error: BigironError) -> Outcome:
+    return Outcome(name, "unreachable" if isinstance(error, Unreachable) else "failed", error=error)
+
+
+class _Provision:
+    """One run over the hosts that differ: waves of plays, then the proof."""
+
+    def __init__(self, inventory: str, say: Say, *, quiet: bool) -> None:
+        self.inventory = inventory
+        self.say = say
+        self.quiet = quiet
+        self.folder = play.new_run()
+        self.outcomes: dict[str, Outcome] = {}
+
+    def bring(self, surveys: dict[str, Survey]) -> dict[str, Outcome]:
+        pending = {name: one for name, one in surveys.items() if not one.plan.fingerprint}
+        if pending:
+            # the release is named after the compiler, so a host that cannot tell its compiler gets the toolchain first
+            self.say(f"{', '.join(pending)}: installing the toolchain, then planning again")
+            self._apply(pending, only=("base",))
+            surveys = self._again(surveys)
+        builders = {name: one for name, one in surveys.items() if one.plan.build_from == "here" or self._shares(name, surveys)}
+        waiting = {name: one for name, one in surveys.items() if name not in builders}
+        self._apply(builders)
+        waiting = {name: one for name, one in waiting.items() if self._builder_done(one)}
+        if any(one.plan.build_from not in ("archive", "installed") for one in waiting.values()):
+            waiting = self._again(waiting)
+        self._apply(waiting)
+        applied = [one.target for one in {**builders, **waiting}.values() if one.name not in self.outcomes]
+        self._prove(applied)
+        for name, one in surveys.items():
+            if name not in self.outcomes:
+                self.outcomes[name] = Outcome(name, "failed", roles_of(one.differences))
+        return self.outcomes
+
+    @staticmethod
+    def _shares(name: str, surveys: Mapping[str, Survey]) -> bool:
+        """Another host waits for the release that is installed on ``name``."""
+        return any(one.plan.build_from == name for one in surveys.values())
+
+    def _builder_done(self, one: Survey) -> bool:
+        builder = self.outcomes.get(one.plan.build_from)
+        if builder is None:
+            return True
+        what = f"not attempted: {one.plan.build_from}, which builds its release, {builder.status}"
+        self.outcomes[one.name] = Outcome(one.name, "failed", error=BigironError(what, where=one.name))
+        return False
+
+    def _again(self, surveys: Mapping[str, Survey]) -> dict[str, Survey]:
+        targets = [one.target for name, one in surveys.items() if name not in self.outcomes]
+        seen, errors = survey.survey(targets)
+        self.outcomes.update({name: _failure(name, error) for name, error in errors.items()})
+        return seen
+
+    def _apply(self, surveys: Mapping[str, Survey], only: Sequence[str] = ROLES) -> None:
+        """One play over ``surveys``; hosts that fail get their outcome here, the others are proved later."""
+        surveys = {name: one for name, one in surveys.items() if name not in self.outcomes}
+        if not surveys:
+            return
+        variables, fetches = {}, {}
+        for name, one in surveys.items():
+            values = {**one.plan.variables, "bigiron_roles": [role for role in roles_of(one.differences) if role in only]}
+            if one.plan.build_from == "here" and "llama_cpp" in values["bigiron_roles"]:
+                values["llama_cpp_fetch_to"] = str(survey.release_archive(one.plan.fingerprint))
+                fetches[one.plan.fingerprint] = one
+            variables[name] = values
+        inventories = [*self.inventory.split(","), play.write_plan(self.folder, variables)]
+        sessions = _Sessions([one.target for one in surveys.values()])
+        progress = Progress(list(surveys), sessions.progress, quiet=self.quiet)
+        try:
+            with progress.running():
+                result = play.run("provision", inventories, list(surveys), self.folder, progress.on_event)
+        finally:
+            sessions.close()
+        for name, one in surveys.items():
+            roles, changed = variables[name]["bigiron_roles"], result.changed.get(name, [])
+            if name in result.unreachable:
+                error: BigironError = Unreachable(result.unreachable[name], where=name, hint="run the same command again; it carries on")
+                self.outcomes[name] = Outcome(name, "unreachable", roles, changed, error)
+            elif name in result.failed:
+                error = BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}")
+                self.outcomes[name] = Outcome(name, "failed", roles, changed, error)
+        for mark, one in fetches.items():
+            if survey.release_archive(mark).exists() and one.name not in self.outcomes:
+                survey.describe_release(mark, one.plan.variables["llama_cpp_identity"])
+
+    def _prove(self, targets: Sequence[Target]) -> None:
+        """Observe again (nothing may differ now), judge, measure, lock."""
+        from bigiron.fleet import verify  # noqa: PLC0415 - pytest is not on the no-op path
+
+        if not targets:
+            return
+        surveys, errors = survey.survey(targets)
+        self.outcomes.update({name: _failure(name, error) for name, error in errors.items()})
+        for name, one in surveys.items():
+            if one.differences:
+                rest = "; ".join(f"{each.resource} {each.problem}" for each in one.differences[:4])
+                error = BigironError(f"still differs after a run without failure: {rest}", where=name, hint=f"see {self.folder}")
+                self.outcomes[name] = Outcome(name, "failed", roles_of(one.differences), error=error)
+        sound = {name: one for name, one in surveys.items() if name not in self.outcomes}
+        if not sound:
+            return
+        self.say(f"verifying {', '.join(sound)}")
+        verdicts = verify.run([verify.HostToJudge(name, one.target, one.plan.variables) for name, one in sound.items()])
+        measurements = measure(list(sound.values()))
+        for verdict in verdicts:
+            name, one = verdict.host, sound[verdict.host]
+            measured = measurements[name]
+            outcome = Outcome(name, "changed", verdict=verdict)
+            self.outcomes[name] = outcome
+            if not verdict.ok:
+                outcome.status = "failed"
+                outcome.error = BigironError(f"the verdict is not ok: {verdict.summary()}", where=name, hint=f"./inv verify --host {name}")
+            elif isinstance(measured, BigironError):
+                outcome.status, outcome.error = "failed", measured
+            else:
+                outcome.measured = measured
+                lock.write(lock.path_for(self.inventory, name), lock.document(one, measured))
+            (self.folder / f"verdict-{name}.json").write_text(json.dumps(verdict.to_json(), indent=1), encoding="utf-8")
+
+
+def complete(target: Target, intent: Intent, prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S) -> dict[str, Any]:
+    """One completion by the host's own server, asked on the host itself, with the key that only the host knows.
+
+    Returns the answer of `bigiron.state.serving.main` (speeds in tok/s). Raises BigironError when the server does not answer.
+    """
+    request = survey.completion_request(intent, prompt, tokens, timeout_s)
+    with Session(target) as session:
+        answer = session.run_program(SERVE, request, modules=SERVE_MODULES, timeout_s=timeout_s + 30)
+    if not answer.get("ok"):
+        what = f"the completion failed: {answer.get('detail') or answer}"
+        raise BigironError(what, where=target.name, hint=f"./inv verify --host {target.name}")
+    return answer
+
+
+def measure(surveys: Sequence[Survey]) -> dict[str, dict[str, Any] | BigironError]:
+    """Prefill and generation speed of each host, tok/s, from one completion of `MEASURE_TOKENS` tokens."""
+    by_name = {one.name: one for one in surveys}
+
+    def one_host(target: Target) -> dict[str, Any]:
+        answer = complete(target, by_name[target.name].intent, MEASURE_PROMPT, MEASURE_TOKENS)
+        keys = ("prefill_tps", "generation_tps", "prompt_tokens", "generated_tokens")
+        return {key: answer[key] for key in keys}
+
+    return run_many([one.target for one in surveys], one_host)
+
+
+def ask(targets: Sequence[Target], prompt: str, tokens: int) -> dict[str, Any]:
+    """One completion from the one host in ``targets``. Raises UsageError when several hosts or an empty prompt are given."""
+    if len(targets) != 1:
+        raise UsageError(f"{len(targets)} hosts were named, but one is asked", hint="name one: --host lab01")
+    if not prompt.strip() or tokens < 1:
+        raise UsageError("a prompt and at least one token are needed", hint='./inv ask "The capital of France is" --host lab01')
+    target = targets[0]
+    return complete(target, intents.read(target.name, target.vars), prompt, tokens)
+
+
+def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: bool, quiet: bool = False) -> list[Outcome]:
+    """Remove from ``targets`` what provision made; with ``models`` the model files too. Needs no plan: it removes what is there."""
+    variables = {}
+    for target in targets:
+        intent = intents.read(target.name, target.vars)
+        variables[target.name] = {
+            "teardown_prefix": intents.PREFIX,
+            "teardown_config_dir": intents.CONFIG_DIR,
+            "teardown_build_root": intents.BUILD_ROOT,
+            "teardown_user": intents.USER,
+            "teardown_model_root": intent.model.root,
+            "teardown_models": models,
+        }
+    folder = play.new_run()
+    names = list(variables)
+    progress = Progress(names, lambda _host, _role: None, quiet=quiet)
+    with progress.running():
+        result = play.run("teardown", [*inventory.split(","), play.write_plan(folder, variables)], names, folder, progress.on_event)
+    outcomes = []
+    for name in names:
+        changed = result.changed.get(name, [])
+        if name in result.unreachable:
+            outcomes.append(Outcome(name, "unreachable", changed=changed, error=Unreachable(result.unreachable[name], where=name)))
+        elif name in result.failed:
+            failure = BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}")
+            outcomes.append(Outcome(name, "failed", changed=changed, error=failure))
+        else:
+            lock.path_for(inventory, name).unlink(missing_ok=True)
+            outcomes.append(Outcome(name, "removed" if changed else "nothing to remove", changed=changed))
+            if not changed:
+                say(f"{name}: nothing to remove")
+    return outcomes
+
+
+class _Sessions:
+    """Connections that read the progress files of long steps; opened on first need, a host that cannot answer is left alone."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._targets = {target.name: target for target in targets}
+        self._open: dict[str, Session | None] = {}
+        self._lock = threading.Lock()
+
+    def progress(self, host: str, role: str) -> Mapping[str, Any] | None:
+        with self._lock:
+            try:
+                if host not in self._open:
+                    self._open[host] = Session(self._targets[host])
+                session = self._open[host]
+                text = session.read_file(f"/run/bigiron/{role}.json") if session else None
+                document = json.loads(text) if text else None
+            except (BigironError, ValueError):
+                self._open[host] = None  # progress is a courtesy; the play itself reports what is wrong
+                return None
+        return document if isinstance(document, dict) else None
+
+    def close(self) -> None:
+        with self._lock:
+            for session in self._open.values():
+                if session:
+                    session.close()
+            self._open.clear()

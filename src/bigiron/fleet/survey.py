@@ -1,0 +1,213 @@
+"""Look at hosts and say what differs: observe (one round trip each, in parallel), plan, desired state, diff. Changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bigiron.errors import BigironError, Refused
+from bigiron.fleet.inventory import Target
+from bigiron.fleet.ssh import Session, run_many
+from bigiron.hub import tree
+from bigiron.machine.model import Machine
+from bigiron.paths import cache_dir, write_atomic
+from bigiron.plan import host as planning
+from bigiron.plan import intent as intents
+from bigiron.plan.host import CachedRelease, HostFacts, HostPlan
+from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
+from bigiron.state import diff as differences_of
+from bigiron.state.desired import Resource, desired, key_path
+from bigiron.state.diff import Difference
+
+OBSERVE = "bigiron.state.observed:main"
+OBSERVE_MODULES = ("bigiron.errors", "bigiron.units", "bigiron.machine.probe", "bigiron.state.observed")
+OBSERVE_TIMEOUT_S = 60.0
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One host: what it is, what is on it, what should be, and the differences. ``refusals`` are reasons not to start at all."""
+
+    target: Target
+    intent: Intent
+    machine: Machine
+    observed: Mapping[str, Any]
+    plan: HostPlan
+    resources: list[Resource]
+    differences: list[Difference]
+    refusals: list[Refused] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+    @property
+    def in_sync(self) -> bool:
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.plan.to_json(),
+            "in_sync": self.in_sync,
+            "roles": differences_of.roles_of(self.differences),
+            "differences": [difference.to_json() for difference in self.differences],
+            "refusals": [refusal.to_json() for refusal in self.refusals],
+        }
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one host answered; `Intent` is read before the network is touched, so a typo costs no connection."""
+
+    target: Target
+    intent: Intent
+    nonce: str
+    machine: Machine
+    observed: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"host": self.target.name, "machine": self.machine.to_json(), "observed": dict(self.observed)}
+
+
+def query(intent: Intent, nonce: str, *, deep: bool = False) -> dict[str, Any]:
+    """The observer's request (docs/architecture.md); ``deep`` has it hash releases and shards again."""
+    unit = f"llama-server-{intent.service}.service"
+    address = "127.0.0.1" if intent.listen in _ANY_ADDRESS else intent.listen
+    return {
+        "prefix": PREFIX,
+        "config_dir": CONFIG_DIR,
+        "model_root": intent.model.root,
+        "build_root": BUILD_ROOT,
+        "user": USER,
+        "unit_glob": "llama-server-*.service",
+        "ports": [intent.port],
+        "files": [entry["path"] for entry in intent.files],
+        "models": [f"{intent.model.repo}/{intent.model.revision}"],
+        "packages": [*planning.RUNTIME_PACKAGES, *planning.TOOLCHAIN_PACKAGES, *intent.extra_packages],
+        "disks": [PREFIX, BUILD_ROOT, intent.model.root, "/usr"],
+        "secret_nonce": nonce,
+        "health": {unit: {"host": address, "port": intent.port}},
+        "deep": deep,
+    }
+
+
+def look(targets: Sequence[Target], *, deep: bool = False) -> dict[str, Look | BigironError]:
+    """Observe all ``targets`` in parallel, one SSH round trip each; a host that fails gets its error and stops no other.
+
+    Raises UsageError (before any connection) when a host's variables are wrong.
+    """
+    wishes = {target.name: intents.read(target.name, target.vars) for target in targets}
+    nonce = secrets.token_hex(16)
+
+    def observe(target: Target) -> Look:
+        intent = wishes[target.name]
+        with Session(target) as session:
+            answer = session.run_program(
+                OBSERVE, query(intent, nonce, deep=deep), modules=OBSERVE_MODULES, timeout_s=3600.0 if deep else OBSERVE_TIMEOUT_S
+            )
+        return Look(target, intent, nonce, Machine.from_json(answer["machine"]), answer["observed"])
+
+    return run_many(targets, observe)
+
+
+def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, BigironError]]:
+    """Surveys by host, and the errors of the hosts that could not be surveyed."""
+    seen = look(targets)
+    errors = {name: result for name, result in seen.items() if isinstance(result, BigironError)}
+    looks = [result for result in seen.values() if isinstance(result, Look)]
+    facts = []
+    for one in looks:
+        try:
+            planning.check_machine(one.target.name, one.machine)
+            facts.append(HostFacts(one.target.name, one.intent, one.machine, one.observed, model_files(one.target, one.intent)))
+        except BigironError as error:
+            errors[one.target.name] = error
+    plans = planning.plan_hosts(facts, cached_releases())
+    by_name = {one.target.name: one for one in looks}
+    surveys = {fact.name: _compare(by_name[fact.name], fact, plans[fact.name]) for fact in facts}
+    return surveys, errors
+
+
+def _compare(one: Look, fact: HostFacts, plan: HostPlan) -> Survey:
+    resources = desired(plan.variables)
+    keys: dict[str, str] = {}
+    if one.intent.own_api_key:
+        secret = one.target.secret("llama_server_api_key")
+        keys[key_path(plan.variables)] = hmac.new(one.nonce.encode(), secret.encode(), "sha256").hexdigest()
+    differences = differences_of.diff(resources, one.observed, keys)
+    refusals = planning.refusals(fact, plan)
+    return Survey(one.target, one.intent, one.machine, one.observed, plan, resources, differences, refusals)
+
+
+def model_files(target: Target, intent: Intent) -> tree.QuantFiles:
+    """The files of the wanted quant, from the hub's list at the pinned revision (cached: a commit never changes)."""
+    wish = intent.model
+    token = target.secret("model_token") if "model_token" in target.vars else None
+    chosen = tree.select(tree.list_files(wish.endpoint, wish.repo, wish.revision, token), wish.quant)
+    if chosen.missing:
+        raise Refused(
+            f"the repository lacks {', '.join(chosen.missing)} of {wish.quant}", where=f"{wish.repo} at {wish.revision[:12]}",
+            hint="choose another quant or a revision that is complete",
+        )  # fmt: skip
+    unproved = [file.path for file in chosen.files if file.sha256 is None]
+    if unproved:
+        raise Refused(
+            f"the hub gives no SHA-256 for {unproved[0]}, so it could not be proved", where=f"{wish.repo} at {wish.revision[:12]}",
+            hint="use a repository that stores its shards in LFS or Xet",
+        )  # fmt: skip
+    return chosen
+
+
+def cached_releases() -> list[CachedRelease]:
+    """The packed releases under ``~/.cache/bigiron/releases``; one without a readable description is passed over."""
+    found = []
+    for description in sorted(cache_dir("releases").glob("*.json")):
+        archive = description.with_name(f"{description.stem}.tar.gz")
+        try:
+            document = json.loads(description.read_text(encoding="utf-8"))
+            if archive.stat().st_size == document["archive_size"]:
+                found.append(
+                    CachedRelease(document["fingerprint"], document["identity"], str(archive), document["archive_sha256"])
+                )
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
+
+
+def release_archive(mark: str) -> Path:
+    """Where the packed release ``mark`` (a fingerprint) is kept on the controller."""
+    return cache_dir("releases") / f"{mark}.tar.gz"
+
+
+def describe_release(mark: str, identity: Mapping[str, Any]) -> None:
+    """Record a packed release that was just brought here, so that later plans can use it."""
+    archive = release_archive(mark)
+    with archive.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    document = {
+        "fingerprint": mark,
+        "identity": dict(identity),
+        "archive_sha256": digest,
+        "archive_size": archive.stat().st_size,
+    }
+    write_atomic(archive.with_name(f"{mark}.json"), json.dumps(document, indent=1))
+
+
+def completion_request(intent: Intent, prompt: str, tokens: int, timeout_s: float) -> dict[str, Any]:
+    """What `bigiron.state.serving.main` needs to ask the host's own server; the key stays on the host."""
+    return {
+        "unit": f"llama-server-{intent.service}.service",
+        "host": "127.0.0.1" if intent.listen in _ANY_ADDRESS else intent.listen,
+        "port": intent.port,
+        "key_file": f"{CONFIG_DIR}/credentials/{intent.service}.key",
+        "prompt": prompt,
+        "n_predict": tokens,
+        "timeout_s": timeout_s,
+    }

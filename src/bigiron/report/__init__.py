@@ -1,0 +1,1 @@
+"""What a person sees: tables, progress and verdicts on the terminal."""

@@ -1,0 +1,54 @@
+"""What machines are, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from bigiron.errors import EXIT_OK, EXIT_UNREACHABLE, BigironError
+from bigiron.machine.model import Machine
+from bigiron.report import console
+from bigiron.units import gib
+
+if TYPE_CHECKING:
+    from bigiron.fleet.survey import Look
+
+
+def show(seen: Mapping[str, Look | BigironError]) -> None:
+    """One table per machine; a machine that could not be looked at gets its error."""
+    for name, one in seen.items():
+        if isinstance(one, BigironError):
+            console.error(one)
+        else:
+            console.table(("part", "what"), rows(one.machine), title=name)
+
+
+def exit_code(seen: Mapping[str, Look | BigironError]) -> int:
+    """The gravest error's exit code: unreachable first."""
+    codes = [one.exit_code for one in seen.values() if isinstance(one, BigironError)]
+    if EXIT_UNREACHABLE in codes:
+        return EXIT_UNREACHABLE
+    return max(codes, default=EXIT_OK)
+
+
+def rows(machine: Machine) -> Iterator[tuple[str, str]]:
+    """(part, description) of everything worth a line; parts a machine lacks are left out."""
+    cpu, memory = machine.cpu, machine.memory
+    yield "system", f"{machine.os.pretty}, kernel {machine.kernel}, {machine.arch}, {machine.libc}, init {machine.init}"
+    if machine.virtualization not in ("", "none"):
+        yield "virtual", machine.virtualization
+    nodes = len(cpu.numa_nodes)
+    yield "CPU", f"{cpu.model}: {cpu.sockets} sockets, {cpu.cores} cores, {cpu.threads} threads, {nodes} NUMA {'node' if nodes == 1 else 'nodes'}"
+    limit = f", limited to {gib(memory.cgroup_limit_bytes)} by its cgroup" if memory.cgroup_limit_bytes else ""
+    yield "memory", f"{gib(memory.total_bytes)}, {gib(memory.available_bytes)} available{limit}"
+    if memory.dimms:
+        kinds = sorted({f"{gib(d.size_bytes)} {d.type} at {d.speed_mts or '?'} MT/s" for d in memory.dimms})
+        yield "DIMMs", f"{len(memory.dimms)}: {', '.join(kinds)}"
+    for gpu in machine.gpus:
+        size = gib(gpu.memory_bytes) if gpu.memory_bytes else "memory unknown"
+        yield "GPU", f"{gpu.pci} {gpu.vendor} {gpu.vendor_id}:{gpu.device_id}, {size}, {gpu.driver or 'no driver'}"
+    for disk in machine.nvme:
+        heat = f", {disk.temperature_c:.0f} °C" if disk.temperature_c is not None else ""
+        yield "NVMe", f"{disk.model} serial {disk.serial}, {gib(disk.size_bytes)}{heat}"
+    for nic in machine.nics:
+        yield "NIC", f"{nic.name} {nic.mac}, {nic.speed_mbps or '?'} Mb/s, {', '.join(nic.addresses)}"

@@ -1,0 +1,99 @@
+"""Plans, differences and outcomes for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bigiron.errors import EXIT_DIFFERENCES, EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_UNREACHABLE, BigironError
+from bigiron.report import console
+from bigiron.units import duration
+
+if TYPE_CHECKING:
+    from bigiron.fleet.provision import Outcome
+    from bigiron.fleet.survey import Survey
+
+
+def show(
+    surveys: Mapping[str, Survey],
+    errors: Mapping[str, BigironError],
+    *,
+    as_json: bool,
+    reasons: bool,
+    diffs: bool,
+    differences_exit: bool,
+) -> int:
+    """Print plan (with ``reasons``) and differences per host. Returns the exit code: unreachable, failed, refused, differences, in that order."""
+    if as_json:
+        document = {name: one.to_json() for name, one in surveys.items()}
+        console.print_json({**document, **{name: {"host": name, **error.to_json()} for name, error in errors.items()}})
+    else:
+        for one in surveys.values():
+            if reasons:
+                rows = [(reason.topic, reason.decision, reason.why) for reason in one.plan.reasons]
+                console.table(("decision", "value", "because"), rows, title=f"{one.name}: {one.machine.summary()}")
+            console.differences(one.name, one.differences, diffs=diffs)
+            for refusal in one.refusals:
+                console.error(refusal)
+        for error in errors.values():
+            console.error(error)
+    return _exit(surveys, errors, differences_exit=differences_exit)
+
+
+def _exit(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError], *, differences_exit: bool) -> int:
+    codes = {error.exit_code for error in errors.values()}
+    for code in (EXIT_UNREACHABLE, EXIT_FAILED):
+        if code in codes:
+            return code
+    if codes:
+        return codes.pop()
+    if any(one.refusals for one in surveys.values()):
+        return EXIT_REFUSED
+    if differences_exit and any(not one.in_sync for one in surveys.values()):
+        return EXIT_DIFFERENCES
+    return EXIT_OK
+
+
+def show_status(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError], *, as_json: bool) -> int:
+    """One row per host: service, release, model, sync. Returns the exit code."""
+    rows = []
+    for one in surveys.values():
+        unit = f"llama-server-{one.intent.service}.service"
+        service = one.observed.get("services", {}).get(unit, {})
+        exe = str(service.get("exe") or "")
+        rows.append(
+            {
+                "host": one.name,
+                "service": f"{service.get('ActiveState', 'absent')}{' (ready)' if service.get('health') == 200 else ''}",
+                "release": exe.split("/releases/")[-1].split("/")[0] if "/releases/" in exe else "-",
+                "model": f"{one.intent.model.repo}:{one.intent.model.quant}",
+                "listens": f"{one.intent.listen}:{one.intent.port}",
+                "plan": "in sync" if one.in_sync else f"{len(one.differences)} differ",
+            }
+        )
+    rows += [{"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": str(e.what)} for name, e in errors.items()]
+    if as_json:
+        console.print_json(rows)
+    else:
+        columns = ("host", "service", "release", "model", "listens", "plan")
+        console.table(columns, [[row[column] for column in columns] for row in rows])
+    return _exit(surveys, errors, differences_exit=False)
+
+
+def show_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool) -> None:
+    """What became of each host, the failures last, so that they are not scrolled away."""
+    if as_json:
+        console.print_json({"seconds": round(seconds, 2), "hosts": [outcome.to_json() for outcome in outcomes]})
+        return
+    for outcome in sorted(outcomes, key=lambda one: one.error is not None):
+        words = [f"{outcome.host}: {outcome.status}"]
+        if outcome.changed and not outcome.error:
+            words.append(f"{len(outcome.changed)} changes in {', '.join(outcome.roles)}" if outcome.roles else f"{len(outcome.changed)} changes")
+        if outcome.verdict:
+            words.append(f"verdict {outcome.verdict.summary()}")
+        if outcome.measured:
+            words.append(console.speeds(outcome.measured))
+        print("; ".join(words))
+        if outcome.error:
+            console.error(outcome.error)
+    print(f"{duration(seconds)}")

@@ -1,0 +1,59 @@
+"""``./inv lint`` and ``./inv test``: every check of the project, each by its own tool, pytest last."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bigiron.fleet.environment import clean_env
+from bigiron.paths import PROJECT
+from bigiron.units import duration
+
+BIN = Path(sys.executable).parent
+PYTHON_TREES = ("src", "tasks.py", "tests", "benchmarks", "plugins")
+FAST = (("ruff check", ("ruff", "check", "--quiet", *PYTHON_TREES)), ("ruff format", ("ruff", "format", "--check", "--quiet", *PYTHON_TREES)))
+TYPES = (("mypy --strict", ("mypy", "--no-error-summary")),)
+YAML = (("yamllint", ("yamllint", "--strict", ".")),)
+ANSIBLE = (("ansible-lint", ("ansible-lint", "--offline", "--strict", "--profile", "production", "-q")),)
+
+
+def lint(*, fast: bool = False) -> int:
+    """Run the linters; returns 0 when all are clean, else 1. ``fast`` leaves out ansible-lint, the slow one."""
+    return _all(FAST + TYPES + YAML + (() if fast else ANSIBLE))
+
+
+def test(*, fast: bool, only: str, junit: str) -> int:
+    """Lint, then pytest: the unit tests with ``fast``, else also roles, state and lab. Returns pytest's code, or 1 when lint failed.
+
+    pytest runs even when a linter complains, so that one run shows everything; its summary is the last thing printed.
+    """
+    lint_code = lint(fast=fast)
+    trees = ["tests/unit"] if fast else ["tests/unit", "tests/roles", "tests/lab"]
+    argv = [sys.executable, "-m", "pytest", *trees, "-ra", "--durations=8" if not fast else "--durations=3"]
+    argv += ["-k", only] if only else []
+    argv += ["--junitxml", junit] if junit else []
+    code = subprocess.run(argv, cwd=PROJECT, env=_environment(), check=False).returncode
+    if lint_code:
+        print("the linters above found something", file=sys.stderr)
+    return code or lint_code
+
+
+def _all(checks: Sequence[tuple[str, Sequence[str]]]) -> int:
+    worst = 0
+    for name, argv in checks:
+        started = time.monotonic()
+        done = subprocess.run([str(BIN / argv[0]), *argv[1:]], cwd=PROJECT, env=_environment(), check=False)
+        print(f"{name}: {'clean' if done.returncode == 0 else 'FAILED'} ({duration(time.monotonic() - started)})", flush=True)
+        worst = worst or int(done.returncode != 0)
+    return worst
+
+
+def _environment() -> dict[str, str]:
+    """ansible-lint calls ansible by name, so the environment's own programs come first."""
+    environment = clean_env()
+    environment["PATH"] = f"{BIN}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    return environment

@@ -1,0 +1,299 @@
+"""bigiron's commands: parse, call the package, print. No logic lives here; imports are late so that a command pays only for its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from invoke import Collection, Context, task
+
+from bigiron.cli import guarded
+
+INVENTORY = "inventory/lab"
+HELP = {
+    "host": "host name or pattern; comma lists, *, ! and & work as in Ansible",
+    "group": "group name or pattern",
+    "inventory": f"Ansible inventory: a file, a directory, or several with commas (default {INVENTORY})",
+    "json": "print one JSON document",
+}
+
+
+def _targets(host: str, group: str, inventory: str) -> list[Any]:
+    from bigiron.fleet import select  # noqa: PLC0415
+    from bigiron.report.console import say  # noqa: PLC0415
+
+    return select.targets(host, group, inventory, say)
+
+
+@task(help=HELP)
+@guarded
+def hosts(_c: Context, host: str = "all", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
+    """List the hosts of the inventory and how each is reached.
+
+    Example: ./inv hosts --inventory inventory/example
+    """
+    from bigiron.fleet import inventory as inventories
+    from bigiron.report import console
+
+    found = inventories.load(inventory).select(host, group or None)
+    rows = [(one.name, ", ".join(one.groups), one.connection.describe()) for one in found]
+    if json:
+        console.print_json([{"host": name, "groups": groups.split(", "), "reached": how} for name, groups, how in rows])
+    else:
+        console.table(("host", "groups", "reached"), rows)
+    return 0
+
+
+@task(help=HELP)
+@guarded
+def probe(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
+    """Show what the machines are: CPU, memory, GPUs, NVMe, system; one SSH round trip each, changes nothing.
+
+    Example: ./inv probe --host lab01
+    """
+    from bigiron.fleet import survey
+    from bigiron.report import console, machines
+
+    seen = survey.look(_targets(host, group, inventory))
+    if json:
+        console.print_json({name: one.to_json() for name, one in seen.items()})
+    else:
+        machines.show(seen)
+    return machines.exit_code(seen)
+
+
+@task(help={**HELP, "exit-code": "exit 2 when something differs", "diff": "show file diffs (on by default)"})
+@guarded
+def plan(
+    _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False, exit_code: bool = False, diff: bool = True
+) -> int:
+    """Show what bigiron decided for the hosts, why, and what differs there now; changes nothing.
+
+    Example: ./inv plan --host lab01
+    """
+    from bigiron.fleet import survey
+    from bigiron.report import plans
+
+    surveys, errors = survey.survey(_targets(host, group, inventory))
+    return plans.show(surveys, errors, as_json=json, reasons=True, diffs=diff, differences_exit=exit_code)
+
+
+@task(help=HELP)
+@guarded
+def drift(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
+    """Show what differs from the plan on the hosts; exit 2 when something does.
+
+    Example: ./inv drift --host lab01
+    """
+    from bigiron.fleet import survey
+    from bigiron.report import plans
+
+    surveys, errors = survey.survey(_targets(host, group, inventory))
+    return plans.show(surveys, errors, as_json=json, reasons=False, diffs=True, differences_exit=True)
+
+
+@task(help={**HELP, "check": "show what would change; change nothing"})
+@guarded
+def provision(
+    _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, check: bool = False, json: bool = False
+) -> int:
+    """Bring hosts to their plan: apply only what differs, verify, measure one completion, write the lock.
+
+    Example: ./inv provision --host lab01
+    """
+    from bigiron.fleet import provision as work
+    from bigiron.report import plans
+    from bigiron.report.console import say
+
+    started = time.monotonic()
+    targets = _targets(host, group, inventory)
+    if check:
+        from bigiron.fleet import survey
+
+        surveys, errors = survey.survey(targets)
+        return plans.show(surveys, errors, as_json=json, reasons=True, diffs=True, differences_exit=False)
+    outcomes = work.provision(targets, inventory, say, quiet=json)
+    plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
+    return work.exit_code(outcomes)
+
+
+@task(help={**HELP, "deep": "hash every file of the release and the model again", "junit": "also write JUnit XML to this file"})
+@guarded
+def verify(
+    _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, deep: bool = False, junit: str = "", json: bool = False
+) -> int:
+    """Judge hosts against their plan with independent eyes (testinfra); the verdict names each check, and a remedy for each failure.
+
+    Example: ./inv verify --host lab01 --deep
+    """
+    from bigiron.fleet import judge
+    from bigiron.report import verdicts
+
+    verdicts_, errors = judge.hosts(_targets(host, group, inventory), deep=deep, junit=junit or None)
+    return verdicts.show(verdicts_, errors, as_json=json)
+
+
+@task(help=HELP)
+@guarded
+def status(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
+    """Show each host's service: state, release, model, and whether it is in sync with the plan.
+
+    Example: ./inv status --group lab
+    """
+    from bigiron.fleet import survey
+    from bigiron.report import plans
+
+    surveys, errors = survey.survey(_targets(host, group, inventory))
+    return plans.show_status(surveys, errors, as_json=json)
+
+
+@task(positional=["prompt"], help={**HELP, "prompt": "the text to continue", "tokens": "how many tokens at most"})
+@guarded
+def ask(
+    _c: Context, prompt: str, host: str = "", group: str = "", inventory: str = INVENTORY, tokens: int = 64, json: bool = False
+) -> int:
+    """Ask a host's server for one completion, over SSH, with the key that only the host knows.
+
+    Example: ./inv ask "The capital of France is" --host lab01
+    """
+    from bigiron.fleet import provision as work
+    from bigiron.report import console
+
+    answer = work.ask(_targets(host, group, inventory), prompt, tokens)
+    if json:
+        console.print_json(answer)
+    else:
+        print(answer["content"])
+        console.say(console.speeds(answer))
+    return 0
+
+
+@task(help={**HELP, "models": "also remove the model files"})
+@guarded
+def teardown(
+    _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, models: bool = False, json: bool = False
+) -> int:
+    """Remove what provision made on the hosts: service, release, settings, user, and the packages it installed itself.
+
+    Example: ./inv teardown --host lab01 --models
+    """
+    from bigiron.fleet import provision as work
+    from bigiron.report import plans
+    from bigiron.report.console import say
+
+    started = time.monotonic()
+    outcomes = work.teardown(_targets(host, group, inventory), inventory, say, models=models, quiet=json)
+    plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
+    return work.exit_code(outcomes)
+
+
+@task(name="up", help={"count": "how many hosts (lab01, lab02, ...)", "json": HELP["json"]})
+@guarded
+def lab_up(_c: Context, count: int = 1, json: bool = False) -> int:
+    """Bring up the lab on this machine: containers booted with systemd, reached over SSH, and a model mirror.
+
+    Example: ./inv lab.up --count 2
+    """
+    from bigiron.lab import lab
+    from bigiron.report import labs
+    from bigiron.report.console import say
+
+    return labs.show(lab.up(count, say), as_json=json)
+
+
+@task(name="down", help={"json": HELP["json"]})
+@guarded
+def lab_down(_c: Context, json: bool = False) -> int:
+    """Take the lab down; nothing stays behind but the cached base system.
+
+    Example: ./inv lab.down
+    """
+    from bigiron.lab import lab
+    from bigiron.report import labs
+    from bigiron.report.console import say
+
+    return labs.show(lab.down(say), as_json=json)
+
+
+@task(name="status", help={"json": HELP["json"]})
+@guarded
+def lab_status(_c: Context, json: bool = False) -> int:
+    """Show the lab's hosts, network and mirror.
+
+    Example: ./inv lab.status
+    """
+    from bigiron.lab import lab
+    from bigiron.report import labs
+
+    return labs.show(lab.status(), as_json=json)
+
+
+@task(name="ssh", positional=["name"], help={"name": "a lab host: lab01"})
+@guarded
+def lab_ssh(_c: Context, name: str) -> int:
+    """Open a shell on a lab host.
+
+    Example: ./inv lab.ssh lab01
+    """
+    import os
+
+    from bigiron.lab import lab
+
+    argv = lab.ssh_argv(name)
+    os.execvp(argv[0], argv)  # noqa: S606 - hands the terminal over
+
+
+@task(name="up", help={"json": HELP["json"]})
+@guarded
+def mirror_up(_c: Context, json: bool = False) -> int:
+    """Seed and start the lab's mirror: the hub's HTTP API and the source archive, served by nginx.
+
+    Example: ./inv mirror.up
+    """
+    from bigiron.lab import mirror
+    from bigiron.report import labs
+    from bigiron.report.console import say
+
+    return labs.show_mirror(mirror.up(say), as_json=json)
+
+
+@task(name="status", help={"json": HELP["json"]})
+@guarded
+def mirror_status(_c: Context, json: bool = False) -> int:
+    """Show what the lab's mirror serves.
+
+    Example: ./inv mirror.status
+    """
+    from bigiron.lab import mirror
+    from bigiron.report import labs
+
+    return labs.show_mirror(mirror.status(), as_json=json)
+
+
+@task
+@guarded
+def lint(_c: Context) -> int:
+    """Check style and types: ruff, mypy --strict, yamllint, ansible-lint (profile production).
+
+    Example: ./inv lint
+    """
+    from bigiron import selftest
+
+    return selftest.lint()
+
+
+@task(help={"fast": "under a minute, no root: style, types and unit tests", "only": "pytest expression (-k)", "junit": "write JUnit XML here"})
+@guarded
+def test(_c: Context, fast: bool = False, only: str = "", junit: str = "") -> int:
+    """Run everything: lint, types, unit, roles, state and the lab end to end. pytest's own summary comes last.
+
+    Example: ./inv test --fast
+    """
+    from bigiron import selftest
+
+    return selftest.test(fast=fast, only=only, junit=junit)
+
+
+ns = Collection(hosts, probe, plan, drift, provision, verify, status, ask, teardown, lint, test)
+ns.add_collection(Collection("lab", up=lab_up, down=lab_down, status=lab_status, ssh=lab_ssh))
+ns.add_collection(Collection("mirror", up=mirror_up, status=mirror_status))
