@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,10 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
     with _locked(say):
         before = state.load()
         subnet, gateway = network.up(before.subnet if before else None)
-        current = State(state.boot_id(), subnet, gateway, before.hosts if before else {}, before.mirror if before else None)
-        keep = {name: host for name, host in current.hosts.items() if nspawn.root_of(name).is_dir()}
+        keep = [name for name in before.hosts if nspawn.root_of(name).is_dir()] if before else []
         addresses = {name: _address(gateway, name) for name in sorted({*wanted, *keep})}
-        current = State(current.boot_id, subnet, gateway, {n: Host(a, _leader(current, n)) for n, a in addresses.items()}, current.mirror)
+        hosts = {name: Host(address, _leader(before, name)) for name, address in addresses.items()}
+        current = State(state.boot_id(), subnet, gateway, hosts, *((before.mirror, before.mirror_url) if before else (None, "")))
         state.save(current)
         keys.client_key()
         keys.write_known_hosts(addresses)
@@ -84,7 +84,8 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
                 current = current.with_host(name, Host(addresses[name], nspawn.start(name)))
                 state.save(current)
         state.save(current)
-        current = State(current.boot_id, subnet, gateway, current.hosts, mirror.serve(gateway, current.mirror, say))
+        served, url = mirror.serve(gateway, current.mirror, current.mirror_url, say)
+        current = replace(current, mirror=served, mirror_url=url)
         state.save(current)
         with ThreadPoolExecutor(max_workers=8) as pool:
             for name, word in zip(todo, pool.map(lambda n: _wait(current, n), todo), strict=True):
@@ -135,7 +136,7 @@ def status() -> LabStatus:
         bridge=state.BRIDGE if bridge else None,
         subnet=current.subnet if current and bridge else None,
         gateway=current.gateway if current and bridge else None,
-        mirror_url=f"http://{current.gateway}" if current and bridge else None,
+        mirror_url=current.mirror_url if current and served else None,
         mirror_state="running" if served else "stopped" if current and current.mirror else "absent",
     )
 
@@ -214,7 +215,7 @@ def inventory(current: State) -> dict[str, Any]:
                 "ansible_ssh_private_key_file": str(state.CLIENT_KEY),
                 "ansible_ssh_common_args": f"-o 'UserKnownHostsFile=\"{state.KNOWN_HOSTS}\"' -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes",
                 "ansible_python_interpreter": "/usr/bin/python3",
-                "lab_mirror": f"http://{current.gateway}",
+                "lab_mirror": current.mirror_url,
             },
         }
     }

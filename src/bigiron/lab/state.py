@@ -146,6 +146,7 @@ class State:
     gateway: str
     hosts: dict[str, Host] = field(default_factory=dict)
     mirror: Process | None = None
+    mirror_url: str = ""
 
     def with_host(self, name: str, host: Host | None) -> State:
         """This record with ``name`` set to ``host``, or removed for None."""
@@ -168,6 +169,7 @@ def load() -> State | None:
             gateway=data["gateway"],
             hosts={n: Host(h["address"], _process_from(h["leader"])) for n, h in data["hosts"].items()},
             mirror=_process_from(data["mirror"]),
+            mirror_url=data["mirror_url"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
