@@ -1,6 +1,6 @@
 """A machine, described: frozen dataclasses with a strict way in from JSON and a plain way out.
 
-The JSON shape is the "Machine" of docs/architecture.md; ``bigiron.machine.probe`` writes it on a host, a person in a machine file.
+The JSON shape is the "Machine" of docs/architecture.md; ``machine/probe`` writes it on a host, a person in a machine file.
 Sizes are bytes, speeds MT/s (DIMM) and Mbit/s (NIC), temperatures degrees Celsius.
 """
 
