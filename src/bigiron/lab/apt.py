@@ -29,7 +29,7 @@ def debian_release() -> str | None:
 
 
 def sources_of(release: str, files: Iterable[tuple[str, str]]) -> str:
-    """The entries of apt source files (name, text) that belong to Debian's own ``release``, as one deb822 text; "" when there is none.
+    """The entries of apt source files (name, text) that belong to Debian's own ``release``, as one deb822 text, or "".
 
     Entries of other archives (their keys are not in a fresh machine) and of local files are left out.
     """

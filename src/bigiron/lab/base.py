@@ -15,7 +15,18 @@ from bigiron import paths
 from bigiron.errors import BigironError
 from bigiron.lab import apt, state, tools
 
-PACKAGES = ("apt", "ca-certificates", "dbus", "iproute2", "libpam-systemd", "openssh-server", "python3", "sudo", "systemd", "systemd-sysv")
+PACKAGES = (
+    "apt",
+    "ca-certificates",
+    "dbus",
+    "iproute2",
+    "libpam-systemd",
+    "openssh-server",
+    "python3",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+)
 ADMIN = "admin"
 """The lab's sudo user (no password asked), for what must be tried without logging in as root."""
 
@@ -30,8 +41,20 @@ FILES = {
 }
 """Path in the root -> (text, mode)."""
 
-REMOVED = ("etc/ssh/ssh_host_*", "etc/hostname", "var/lib/dbus/machine-id", "etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap")
-MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer", "e2scrub_all.timer", "fstrim.timer", "systemd-networkd-wait-online.service")
+REMOVED = (
+    "etc/ssh/ssh_host_*",
+    "etc/hostname",
+    "var/lib/dbus/machine-id",
+    "etc/apt/apt.conf.d/99mmdebstrap",
+    "etc/dpkg/dpkg.cfg.d/99mmdebstrap",
+)
+MASKED = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "e2scrub_all.timer",
+    "fstrim.timer",
+    "systemd-networkd-wait-online.service",
+)
 """Units that would hold the apt lock, or that look for disks and networks a container does not have."""
 
 HOOKS = (
@@ -52,7 +75,18 @@ class Recipe:
     @property
     def digest(self) -> str:
         """Twelve hex digits that name the cached folder."""
-        parts = [self.release, self.sources, self.settings, *PACKAGES, repr(FILES), *REMOVED, *MASKED, *HOOKS, *_SMALLER, os.uname().machine]
+        parts = [
+            self.release,
+            self.sources,
+            self.settings,
+            *PACKAGES,
+            repr(FILES),
+            *REMOVED,
+            *MASKED,
+            *HOOKS,
+            *_SMALLER,
+            os.uname().machine,
+        ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
     @property
@@ -62,7 +96,7 @@ class Recipe:
 
 
 def recipe() -> Recipe:
-    """The recipe for this controller: its own Debian release and sources, or the fallback release from mmdebstrap's default mirror."""
+    """The recipe for this controller: its own Debian release and sources, or the fallback from mmdebstrap's default mirror."""
     release = apt.debian_release()
     sources = apt.controller_sources(release) if release else ""
     return Recipe(release or apt.FALLBACK_RELEASE, sources, apt.controller_settings())

@@ -1,7 +1,7 @@
 """A control group of its own for every lab host.
 
-Where PID 1 is not systemd, systemd-nspawn leaves a container in the caller's group; two containers in one group would each clean up
-the other's services. Where PID 1 is systemd, it makes a scope per container and nothing here is used.
+Where PID 1 is not systemd, systemd-nspawn leaves a container in the caller's group; two containers in one group would each
+clean up the other's services. Where PID 1 is systemd, it makes a scope per container and nothing here is used.
 """
 
 from __future__ import annotations

@@ -79,9 +79,15 @@ def listing(files: list[RepoFile], folder: str, *, recursive: bool) -> list[dict
     top = PurePosixPath(folder)
     inside = [file for file in files if not folder or PurePosixPath(file.path).is_relative_to(top)]
     directories = {
-        parent.as_posix() for file in inside for parent in PurePosixPath(file.path).parents if parent not in {PurePosixPath(), top, *top.parents}
+        parent.as_posix()
+        for file in inside
+        for parent in PurePosixPath(file.path).parents
+        if parent not in {PurePosixPath(), top, *top.parents}
     }
-    entries = [{"type": "directory", "oid": hashlib.sha1(d.encode(), usedforsecurity=False).hexdigest(), "size": 0, "path": d} for d in directories]
+    entries = [
+        {"type": "directory", "oid": hashlib.sha1(d.encode(), usedforsecurity=False).hexdigest(), "size": 0, "path": d}
+        for d in directories
+    ]
     entries += [file.entry() for file in inside]
     if not recursive:
         entries = [entry for entry in entries if PurePosixPath(str(entry["path"])).parent == top]
@@ -111,7 +117,9 @@ def publish(root: Path, repo: str, revision: str, files: list[RepoFile]) -> None
     The files themselves are already in ``root/repos/<repo>/<revision>/``.
     """
     api = root / "api" / "models" / repo
-    folders = {""} | {parent.as_posix() for file in files for parent in PurePosixPath(file.path).parents if parent != PurePosixPath()}
+    folders = {""} | {
+        parent.as_posix() for file in files for parent in PurePosixPath(file.path).parents if parent != PurePosixPath()
+    }
     for name in (revision, "main"):
         for folder in folders:
             for suffix, recursive in ((".json", True), (".flat.json", False)):
@@ -137,8 +145,13 @@ def published(root: Path) -> dict[str, dict[str, tuple[str, list[RepoFile]]]]:
 
 
 def maps(repos: dict[str, dict[str, tuple[str, list[RepoFile]]]], sources: dict[str, str]) -> str:
-    """The nginx maps from the served file to the hub's headers. ``repos`` is :func:`published`; ``sources`` {file name: SHA-256}."""
-    tables: dict[str, list[tuple[str, str]]] = {"file_commit": [], "file_linked_etag": [], "file_linked_size": [], "file_etag": []}
+    """The nginx maps from a served file to the hub's headers. ``repos`` is :func:`published`, ``sources`` {name: SHA-256}."""
+    tables: dict[str, list[tuple[str, str]]] = {
+        "file_commit": [],
+        "file_linked_etag": [],
+        "file_linked_size": [],
+        "file_etag": [],
+    }
     codes: list[tuple[str, str]] = []
     for repo, revisions in sorted(repos.items()):
         for name, (commit, files) in sorted(revisions.items()):

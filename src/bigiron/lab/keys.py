@@ -1,4 +1,4 @@
-"""SSH keys of the lab: one client key, one host key per host made before it boots, so that ``known_hosts`` is exact from the start."""
+"""SSH keys of the lab: one client key, and per host a key made before it boots, so that ``known_hosts`` is exact at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bigiron.lab import state, tools
 
 
 def ensure_key(path: Path, comment: str) -> str:
-    """An ed25519 key pair at ``path``; returns the public half. Made beside and renamed, private half last: never half a pair."""
+    """An ed25519 key pair at ``path``; returns the public half. Made beside and renamed: never half a pair."""
     public = path.with_name(path.name + ".pub")
     if not path.exists() or not public.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,10 +6,9 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bigiron import paths
 from bigiron.errors import BigironError, Refused
@@ -17,6 +16,7 @@ from bigiron.lab import state
 from bigiron.lab.state import Host, State
 
 Say = Callable[[str], None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
 
     Raises Refused where a lab cannot be, UsageError for a name it cannot make, BigironError when a part fails.
     """
-    from bigiron.lab import base, keys, mirror, network, nspawn, tools  # noqa: PLC0415 - the fast path must not pay for them
+    from bigiron.lab import base, keys, mirror, network, nspawn, tools
 
     wanted = sorted(set(names)) if names is not None else [state.host_name(number) for number in range(1, count + 1)]
     for name in wanted:
@@ -63,7 +63,9 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
         keep = [name for name in before.hosts if nspawn.root_of(name).is_dir()] if before else []
         addresses = {name: _address(gateway, name) for name in sorted({*wanted, *keep})}
         hosts = {name: Host(address, _leader(before, name)) for name, address in addresses.items()}
-        current = State(state.boot_id(), subnet, gateway, hosts, *((before.mirror, before.mirror_url) if before else (None, "")))
+        current = State(
+            state.boot_id(), subnet, gateway, hosts, *((before.mirror, before.mirror_url) if before else (None, ""))
+        )
         state.save(current)
         keys.client_key()
         keys.write_known_hosts(addresses)
@@ -87,16 +89,15 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
         served, url = mirror.serve(gateway, current.mirror, current.mirror_url, say)
         current = replace(current, mirror=served, mirror_url=url)
         state.save(current)
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            for name, word in zip(todo, pool.map(lambda n: _wait(current, n), todo), strict=True):
-                say(f"{name} is {word} at {addresses[name]}")
+        for name, word in zip(todo, _at_once(lambda name: _wait(current, name), todo), strict=True):
+            say(f"{name} is {word} at {addresses[name]}")
         _write_inventory(current)
     return status()
 
 
 def down(say: Say) -> LabStatus:
-    """Take everything down: hosts, mirror, bridge, rules, keys, generated inventory. Cached downloads and the base root stay."""
-    from bigiron.lab import mirror, network, nspawn, tools  # noqa: PLC0415
+    """Take everything down: hosts, mirror, bridge, rules, keys, generated inventory. Downloads and the base root stay cached."""
+    from bigiron.lab import mirror, network, nspawn, tools
 
     if not _anything_there():
         return status()
@@ -109,8 +110,7 @@ def down(say: Say) -> LabStatus:
         names = sorted({*(current.hosts if current else {}), *(path.name for path in state.HOSTS.glob("lab*"))})
         if names:
             say(f"stopping {', '.join(names)}")
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            list(pool.map(lambda name: nspawn.stop(name, _leader(current, name)), names))
+        _at_once(lambda name: nspawn.stop(name, _leader(current, name)), names)
         mirror.stop(current.mirror if current else None)
         network.down()
         for name in names:
@@ -128,8 +128,7 @@ def status() -> LabStatus:
     recorded = current.hosts if current else {}
     names = sorted({*recorded, *(path.name for path in state.HOSTS.glob("lab*") if (path / "root").is_dir())})
     bridge = Path("/sys/class/net", state.BRIDGE).exists()
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        hosts = list(pool.map(lambda name: _host_status(name, recorded.get(name)), names))
+    hosts = _at_once(lambda name: _host_status(name, recorded.get(name)), names)
     served = current is not None and current.mirror is not None and current.mirror.alive()
     return LabStatus(
         hosts=hosts,
@@ -143,7 +142,7 @@ def status() -> LabStatus:
 
 def ssh_argv(name: str) -> list[str]:
     """The ssh command that opens a shell on lab host ``name``, for os.execvp. Raises BigironError when it is not up."""
-    from bigiron.lab import nspawn  # noqa: PLC0415
+    from bigiron.lab import nspawn
 
     state.host_number(name)
     current = state.load()
@@ -154,7 +153,7 @@ def ssh_argv(name: str) -> list[str]:
 
 
 def is_up(hosts: list[str]) -> bool:
-    """True when the record, checked against /proc, says that ``hosts`` and the mirror run and the inventory knows them; < 20 ms."""
+    """True when the record, checked against /proc, says that ``hosts`` and the mirror run; costs well under 20 ms."""
     current = state.load()
     if current is None or current.mirror is None or not current.mirror.alive() or not state.INVENTORY_STATE.exists():
         return False
@@ -166,6 +165,14 @@ def ensure_for(hosts: list[str], say: Say) -> None:
     """Bring up those of ``hosts`` that are not; nothing, cheaply, when all are. Raises as :func:`up` does."""
     if hosts and not is_up(hosts):
         up(0, say, names=hosts)
+
+
+def _at_once(work: Callable[[str], Result], names: list[str]) -> list[Result]:
+    """``work`` for every name, in threads (it is all waiting); results in order, the first error raised after all ended."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        return list(pool.map(work, names))
 
 
 def _locked(say: Say) -> contextlib.AbstractContextManager[None]:
@@ -187,7 +194,7 @@ def _leader(current: State | None, name: str) -> state.Process | None:
 
 
 def _wait(current: State, name: str) -> str:
-    from bigiron.lab import nspawn  # noqa: PLC0415
+    from bigiron.lab import nspawn
 
     host = current.hosts[name]
     if host.leader is None:
@@ -196,13 +203,16 @@ def _wait(current: State, name: str) -> str:
 
 
 def _host_status(name: str, host: Host | None) -> HostStatus:
-    from bigiron.lab import nspawn  # noqa: PLC0415
+    from bigiron.lab import nspawn
 
     alive = host is not None and host.leader is not None and host.leader.alive()
     if host is not None and host.leader is not None and alive:
         return HostStatus(name, host.address, "running", host.leader.pid, nspawn.answers(host.address))
     there = nspawn.root_of(name).is_dir()
     return HostStatus(name, host.address if host else None, "stopped" if there else "absent", None, None)
+
+
+_SSH_ARGS = f"-o 'UserKnownHostsFile=\"{state.KNOWN_HOSTS}\"' -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
 
 
 def inventory(current: State) -> dict[str, Any]:
@@ -213,7 +223,7 @@ def inventory(current: State) -> dict[str, Any]:
             "vars": {
                 "ansible_user": "root",
                 "ansible_ssh_private_key_file": str(state.CLIENT_KEY),
-                "ansible_ssh_common_args": f"-o 'UserKnownHostsFile=\"{state.KNOWN_HOSTS}\"' -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes",
+                "ansible_ssh_common_args": _SSH_ARGS,
                 "ansible_python_interpreter": "/usr/bin/python3",
                 "lab_mirror": current.mirror_url,
             },

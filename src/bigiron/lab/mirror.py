@@ -6,7 +6,6 @@ import contextlib
 import errno
 import grp
 import hashlib
-import os
 import pwd
 import signal
 import socket
@@ -48,7 +47,7 @@ class MirrorStatus:
 
 def up(say: Say) -> MirrorStatus:
     """Bring up the lab's network and its mirror, without any host. Raises as ``lab.up`` does."""
-    from bigiron.lab import lab  # noqa: PLC0415 - lab.up starts the mirror too
+    from bigiron.lab import lab
 
     lab.up(0, say)
     return status()
@@ -56,7 +55,7 @@ def up(say: Say) -> MirrorStatus:
 
 def status() -> MirrorStatus:
     """What is served now."""
-    from bigiron.lab import hubfiles  # noqa: PLC0415
+    from bigiron.lab import hubfiles
 
     current = state.load()
     record = current.mirror if current else None
@@ -199,7 +198,7 @@ def _url(gateway: str, port: int) -> str:
 
 
 def _configuration(gateway: str, port: int, maps: Path) -> str:
-    from bigiron.state.render import render  # noqa: PLC0415 - jinja2 takes a tenth of a second
+    from bigiron.state.render import render
 
     user, group = _account()
     values = {"state": FOLDER, "root": MOUNT, "maps": maps, "address": gateway, "port": port, "key": state.KEY}

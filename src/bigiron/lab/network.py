@@ -38,7 +38,7 @@ def choose_subnet(key: str, taken: Iterable[ipaddress.IPv4Network]) -> ipaddress
 
 
 def taken_subnets(routes: str, resolv_conf: str, *, ours: str) -> list[ipaddress.IPv4Network]:
-    """Networks the machine already reaches: ``ip -j -4 route show table all`` less the default route and our own bridge, and name servers."""
+    """Networks in use: ``ip -j -4 route show table all`` less the default route and our own bridge, and the name servers."""
     networks = []
     for route in json.loads(routes or "[]"):
         destination = route.get("dst", "default")
@@ -61,7 +61,7 @@ def name_servers(resolv_conf: str) -> list[str]:
 def resolv_conf_for_hosts() -> str:
     """A resolv.conf that works behind the bridge: the controller's, less servers on its own loopback.
 
-    A local stub (systemd-resolved, 127.0.0.53) cannot be reached from a container; the servers it asks are in resolved's own file.
+    A local stub (systemd-resolved, 127.0.0.53) cannot be reached from a container; whom it asks is in resolved's own file.
     """
     for path in (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")):
         with contextlib.suppress(OSError):
@@ -100,21 +100,28 @@ table ip {state.TABLE} {{
 """
 
 
-def is_up(subnet: str) -> bool:
-    """True when our bridge is up with the gateway address of ``subnet``."""
+def bridge_subnet() -> ipaddress.IPv4Network | None:
+    """The subnet whose gateway address our bridge carries; None when it is not there, not up, or half made by a killed run."""
     shown = tools.run(["ip", "-j", "-4", "addr", "show", "dev", state.BRIDGE, "up"], check=False)
     if shown.returncode != 0:
-        return False
-    network = ipaddress.IPv4Network(subnet)
-    addresses = [info.get("local") for link in json.loads(shown.stdout or "[]") for info in link.get("addr_info", [])]
-    return str(network[1]) in addresses
+        return None
+    for link in json.loads(shown.stdout or "[]"):
+        for info in link.get("addr_info", []):
+            subnet = ipaddress.IPv4Network(f"{info['local']}/{info['prefixlen']}", strict=False)
+            if str(subnet[1]) == info["local"]:
+                return subnet
+    return None
 
 
 def up(wanted: str | None) -> tuple[str, str]:
-    """Make bridge, table and forwarding; returns (subnet, gateway). ``wanted`` is the subnet used before; kept when it is still free."""
+    """Make bridge, table and forwarding; returns (subnet, gateway). ``wanted`` is the subnet used before, kept if still free.
+
+    A bridge that is there keeps its subnet even when the record is lost: hosts may be running on it.
+    """
     with shared_lock():
-        if wanted is not None and is_up(wanted):
-            subnet = ipaddress.IPv4Network(wanted)
+        found = bridge_subnet()
+        if found is not None and wanted in {None, str(found)}:
+            subnet = found
         else:
             _remove_bridge()
             routes = tools.run(["ip", "-j", "-4", "route", "show", "table", "all"]).stdout
@@ -146,7 +153,7 @@ def _remove_bridge() -> None:
 
 @contextlib.contextmanager
 def shared_lock() -> Iterator[None]:
-    """Hold the machine-wide lock. The folder itself is the lock file, and the last lab to go removes it; hence the second look."""
+    """Hold the machine-wide lock. The folder is the lock file, and the last lab to go removes it; hence the second look."""
     while True:
         SHARED.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -164,7 +171,7 @@ def shared_lock() -> Iterator[None]:
 
 
 def _forward_on() -> None:
-    """Switch forwarding on, remembering once what it was. The note is written before the switch: a kill between loses nothing."""
+    """Switch forwarding on, remembering once what it was; noted before the switch, so that a kill between loses nothing."""
     if not _users() or not (SHARED / "was").exists():
         (SHARED / "was").write_text(FORWARD.read_text(encoding="ascii").strip() + "\n", encoding="ascii")
     (SHARED / f"lab-{state.KEY}").write_text(state.BRIDGE + "\n", encoding="ascii")

@@ -20,6 +20,18 @@ STOP_TIMEOUT_S = 15.0
 BOOT_TIMEOUT_S = 120.0
 
 
+_NETWORK = """[Match]
+Virtualization=container
+Name=host0
+
+[Network]
+Address={address}/24
+Gateway={gateway}
+LinkLocalAddressing=no
+IPv6AcceptRA=no
+"""
+
+
 def root_of(host: str) -> Path:
     """The folder a host boots from."""
     return state.HOSTS / host / "root"
@@ -56,12 +68,14 @@ def files(host: str, address: str, gateway: str, others: dict[str, str]) -> dict
     names = "".join(f"{where}\t{name}\n" for name, where in sorted(others.items()) if name != host)
     return {
         "etc/hostname": (f"{host}\n", 0o644),
-        "etc/hosts": (f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n{address}\t{host}\n{gateway}\tmirror\n{names}", 0o644),
+        "etc/hosts": (
+            f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n{address}\t{host}\n{gateway}\tmirror\n{names}",
+            0o644,
+        ),
         "etc/resolv.conf": (network.resolv_conf_for_hosts(), 0o644),
         # has to sort before systemd's own 80-container-host0.network, which would ask for an address by DHCP
         "etc/systemd/network/10-host0.network": (
-            f"[Match]\nVirtualization=container\nName=host0\n\n[Network]\nAddress={address}/24\nGateway={gateway}\n"
-            "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
+            _NETWORK.format(address=address, gateway=gateway),
             0o644,
         ),
         "etc/ssh/ssh_host_ed25519_key": (key.read_text(encoding="ascii"), 0o600),
@@ -153,13 +167,19 @@ def wait_booted(host: str, address: str, leader: state.Process) -> str:
     deadline = time.monotonic() + BOOT_TIMEOUT_S
     while time.monotonic() < deadline:
         if not leader.alive():
-            raise BigironError(f"the container ended while booting: {console_tail(host)}", where=host, hint=f"see {console_of(host)}")
+            raise BigironError(
+                f"the container ended while booting: {console_tail(host)}", where=host, hint=f"see {console_of(host)}"
+            )
         if answers(address):
-            done = tools.run([*ssh_argv(host, address), "systemctl is-system-running --wait"], check=False, timeout_s=BOOT_TIMEOUT_S)
+            done = tools.run(
+                [*ssh_argv(host, address), "systemctl is-system-running --wait"], check=False, timeout_s=BOOT_TIMEOUT_S
+            )
             if done.stdout.strip() in {"running", "degraded"}:
                 return done.stdout.strip()
         time.sleep(0.1)
-    raise BigironError(f"not booted after {BOOT_TIMEOUT_S:.0f} s: {console_tail(host)}", where=host, hint=f"see {console_of(host)}")
+    raise BigironError(
+        f"not booted after {BOOT_TIMEOUT_S:.0f} s: {console_tail(host)}", where=host, hint=f"see {console_of(host)}"
+    )
 
 
 def ssh_argv(host: str, address: str, user: str = "root") -> list[str]:

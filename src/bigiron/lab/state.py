@@ -160,7 +160,7 @@ def boot_id() -> str:
 
 
 def load() -> State | None:
-    """The record, or None when there is none, it is not readable as one, or it is of an earlier boot (addresses stay in use)."""
+    """The record, or None when there is none or it is damaged. After a reboot its addresses count, its processes do not."""
     try:
         data: dict[str, Any] = json.loads((LAB / "state.json").read_text(encoding="utf-8"))
         state = State(

@@ -45,7 +45,9 @@ def unmet() -> str | None:
     if os.geteuid() != 0:
         return "the lab needs root (network bridge and booted containers)"
     if missing() and find("apt-get") is None:
-        return "the lab needs " + ", ".join(sorted(set(missing().values()))) + ", and this machine has no apt-get to install them"
+        return (
+            "the lab needs " + ", ".join(sorted(set(missing().values()))) + ", and this machine has no apt-get to install them"
+        )
     return None
 
 
@@ -60,11 +62,15 @@ def ensure(say: Callable[[str], None]) -> None:
         _install(packages)
     still = missing()
     if still:
-        raise BigironError(f"{', '.join(sorted(still))} still missing after installing {', '.join(packages)}", hint="install them by hand")
+        raise BigironError(
+            f"{', '.join(sorted(still))} still missing after installing {', '.join(packages)}", hint="install them by hand"
+        )
 
 
-def run(argv: Sequence[str], *, text: str | None = None, timeout_s: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end with captured output. Raises BigironError with its last line when it fails and ``check`` is set."""
+def run(
+    argv: Sequence[str], *, text: str | None = None, timeout_s: float = 120, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, output captured. With ``check``, raises BigironError with its last line when it fails."""
     program = find(argv[0]) or argv[0]
     try:
         done = subprocess.run(
@@ -121,7 +127,9 @@ def _install(packages: Sequence[str]) -> None:
             if done.returncode != 0 and arguments[0] == "install":
                 log.seek(0)
                 lines = [line for line in log.read().splitlines() if line.startswith("E:")] or ["apt-get failed"]
-                raise BigironError(lines[-1], where="apt-get install", hint="install by hand: apt-get install " + " ".join(packages))
+                raise BigironError(
+                    lines[-1], where="apt-get install", hint="install by hand: apt-get install " + " ".join(packages)
+                )
     finally:
         log.close()
         if ours:
