@@ -21,7 +21,6 @@ from bigiron.state.desired import ROLES
 from bigiron.state.diff import roles_of
 
 SERVE = "bigiron.state.serving:main"
-SERVE_MODULES = ("bigiron.errors", "bigiron.units", "bigiron.state.serving")
 MEASURE_PROMPT = "The machine in the corner hums. " * 24
 MEASURE_TOKENS = 32
 COMPLETION_TIMEOUT_S = 600.0
@@ -213,10 +212,10 @@ def complete(target: Target, intent: Intent, prompt: str, tokens: int, timeout_s
     """
     request = survey.completion_request(intent, prompt, tokens, timeout_s)
     with Session(target) as session:
-        answer = session.run_program(SERVE, request, modules=SERVE_MODULES, timeout_s=timeout_s + 30)
+        answer = session.run_program(SERVE, request, timeout_s=timeout_s + 30)
     if not answer.get("ok"):
-        what = f"the completion failed: {answer.get('detail') or answer}"
-        raise BigironError(what, where=target.name, hint=f"./inv verify --host {target.name}")
+        what = f"the completion failed: {answer.get('error') or 'no token came back'}"
+        raise BigironError(what, where=target.name, hint=answer.get("hint") or f"./inv verify --host {target.name}")
     return answer
 
 
@@ -290,7 +289,7 @@ class _Sessions:
                 if host not in self._open:
                     self._open[host] = Session(self._targets[host])
                 session = self._open[host]
-                text = session.read_file(f"/run/bigiron/{role}.json") if session else None
+                text = session.read_file(f"/run/bigiron/{role}.json", timeout_s=5) if session else None
                 document = json.loads(text) if text else None
             except (BigironError, ValueError):
                 self._open[host] = None  # progress is a courtesy; the play itself reports what is wrong

@@ -26,7 +26,6 @@ from bigiron.state.desired import Resource, desired, key_path
 from bigiron.state.diff import Difference
 
 OBSERVE = "bigiron.state.observed:main"
-OBSERVE_MODULES = ("bigiron.errors", "bigiron.units", "bigiron.machine.probe", "bigiron.state.observed")
 OBSERVE_TIMEOUT_S = 60.0
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
@@ -76,8 +75,8 @@ class Look:
         return {"host": self.target.name, "machine": self.machine.to_json(), "observed": dict(self.observed)}
 
 
-def query(intent: Intent, nonce: str, *, deep: bool = False) -> dict[str, Any]:
-    """The observer's request (docs/architecture.md); ``deep`` has it hash releases and shards again."""
+def query(intent: Intent, nonce: str) -> dict[str, Any]:
+    """The observer's request (docs/architecture.md)."""
     unit = f"llama-server-{intent.service}.service"
     address = "127.0.0.1" if intent.listen in _ANY_ADDRESS else intent.listen
     return {
@@ -94,11 +93,10 @@ def query(intent: Intent, nonce: str, *, deep: bool = False) -> dict[str, Any]:
         "disks": [PREFIX, BUILD_ROOT, intent.model.root, "/usr"],
         "secret_nonce": nonce,
         "health": {unit: {"host": address, "port": intent.port}},
-        "deep": deep,
     }
 
 
-def look(targets: Sequence[Target], *, deep: bool = False) -> dict[str, Look | BigironError]:
+def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
     """Observe all ``targets`` in parallel, one SSH round trip each; a host that fails gets its error and stops no other.
 
     Raises UsageError (before any connection) when a host's variables are wrong.
@@ -109,9 +107,7 @@ def look(targets: Sequence[Target], *, deep: bool = False) -> dict[str, Look | B
     def observe(target: Target) -> Look:
         intent = wishes[target.name]
         with Session(target) as session:
-            answer = session.run_program(
-                OBSERVE, query(intent, nonce, deep=deep), modules=OBSERVE_MODULES, timeout_s=3600.0 if deep else OBSERVE_TIMEOUT_S
-            )
+            answer = session.run_program(OBSERVE, query(intent, nonce), timeout_s=OBSERVE_TIMEOUT_S)
         return Look(target, intent, nonce, Machine.from_json(answer["machine"]), answer["observed"])
 
     return run_many(targets, observe)

@@ -25,6 +25,12 @@ class OperatingSystem:
     version_id: str
     pretty: str
     codename: str
+    id_like: str = ""
+
+    @property
+    def debian_like(self) -> bool:
+        """Debian, Ubuntu and what calls itself like them: apt and its package names."""
+        return bool({"debian", "ubuntu"} & {self.id, *self.id_like.split()})
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,7 @@ def operating_system(tree: Tree) -> Dict[str, str]:
         "version_id": pairs.get("VERSION_ID", ""),
         "pretty": pairs.get("PRETTY_NAME", ""),
         "codename": pairs.get("VERSION_CODENAME", ""),
+        "id_like": pairs.get("ID_LIKE", ""),
     }
 
 

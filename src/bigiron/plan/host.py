@@ -105,7 +105,7 @@ def check_machine(host: str, machine: Machine) -> None:
             where=host,
             hint="boot the host with systemd (a container needs its own init), or choose another host",
         )
-    if machine.os.id not in ("debian", "ubuntu") and "debian" not in machine.os.id_like:
+    if not machine.os.debian_like:
         raise Refused(
             f"{machine.os.pretty or machine.os.id or 'this system'} is not Debian-like",
             where=host,

@@ -31,6 +31,13 @@ def exit_code(seen: Mapping[str, Look | BigironError]) -> int:
     return max(codes, default=EXIT_OK)
 
 
+def summary(machine: Machine) -> str:
+    """One line: ``"AMD EPYC 9354P, 32 cores, 377 GiB, Debian GNU/Linux 12 (bookworm)"``."""
+    gpus = [gpu.name or gpu.vendor for gpu in machine.gpus]
+    parts = [machine.cpu.model, f"{machine.cpu.cores} cores", gib(machine.memory.total_bytes), *gpus, machine.os.pretty]
+    return ", ".join(part for part in parts if part)
+
+
 def rows(machine: Machine) -> Iterator[tuple[str, str]]:
     """(part, description) of everything worth a line; parts a machine lacks are left out."""
     cpu, memory = machine.cpu, machine.memory

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bigiron.errors import EXIT_DIFFERENCES, EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_UNREACHABLE, BigironError
-from bigiron.report import console
+from bigiron.report import console, machines
 from bigiron.units import duration
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ def show(
     diffs: bool,
     differences_exit: bool,
 ) -> int:
-    """Print plan (with ``reasons``) and differences per host. Returns the exit code: unreachable, failed, refused, differences, in that order."""
+    """Print plan (with ``reasons``) and differences per host.
+
+    Returns the exit code: unreachable, failed, refused, differences, in that order.
+    """
     if as_json:
         document = {name: one.to_json() for name, one in surveys.items()}
         console.print_json({**document, **{name: {"host": name, **error.to_json()} for name, error in errors.items()}})
@@ -31,7 +34,7 @@ def show(
         for one in surveys.values():
             if reasons:
                 rows = [(reason.topic, reason.decision, reason.why) for reason in one.plan.reasons]
-                console.table(("decision", "value", "because"), rows, title=f"{one.name}: {one.machine.summary()}")
+                console.table(("decision", "value", "because"), rows, title=f"{one.name}: {machines.summary(one.machine)}")
             console.differences(one.name, one.differences, diffs=diffs)
             for refusal in one.refusals:
                 console.error(refusal)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bigiron.units import count
+
 
 @dataclass(frozen=True)
 class Check:
@@ -60,6 +62,15 @@ class Verdict:
     def unknown(self) -> list[Check]:
         """Checks that could not be made."""
         return [check for check in self.checks if check.ok is None]
+
+    def summary(self) -> str:
+        """``"ok (104 checks)"``, or what is wrong: the first failures by name."""
+        if self.ok:
+            return f"ok ({count(len(self.checks), 'check')})"
+        wrong = self.failed or self.unknown
+        names = ", ".join(check.id for check in wrong[:4])
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        return f"{'failed' if self.failed else 'cannot tell'}: {names}{more}"
 
     def to_json(self) -> dict[str, Any]:
         """``{"ok", "host", "unreachable", "seconds", "checks": [{"id", "ok": true|false|null, "detail", "remedy", "required"}]}``."""
