@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,7 +62,7 @@ class Login:
             if not path.exists():
                 continue
             try:
-                yield file, paramiko.PKey.from_path(path)  # type: ignore[no-untyped-call]
+                yield file, paramiko.PKey.from_path(path)
             except (paramiko.PasswordRequiredException, TypeError):
                 deferred.append(file)
             except (paramiko.SSHException, ValueError, UnsupportedAlgorithm, OSError) as error:
@@ -90,7 +92,9 @@ class Login:
             what += f"; {', '.join(self._encrypted)} is protected by a passphrase and no agent holds it"
             hint = f"ssh-add {self._encrypted[0]}"
         else:
-            hint = "set ansible_user and ansible_ssh_private_key_file, or add the public key to ~/.ssh/authorized_keys on the host"
+            hint = (
+                "set ansible_user and ansible_ssh_private_key_file, or add the public key to ~/.ssh/authorized_keys on the host"
+            )
         return Unreachable(what, where=self._route.label, hint=hint)
 
 
@@ -103,9 +107,6 @@ def _agent_keys() -> list[paramiko.AgentKey]:
 
 
 def _public_blob(file: str) -> bytes | None:
-    import base64  # noqa: PLC0415
-    import binascii  # noqa: PLC0415
-
     try:
         return base64.b64decode(Path(file + ".pub").read_text(encoding="utf-8").split()[1])
     except (OSError, IndexError, binascii.Error):

@@ -17,7 +17,14 @@ from bigiron.fleet.environment import as_bool, holder, setting
 
 Secret = Callable[[], str]
 
-_KINDS = {"ssh": "ssh", "smart": "ssh", "ansible.builtin.ssh": "ssh", "paramiko": "ssh", "local": "local", "ansible.builtin.local": "local"}
+_KINDS = {
+    "ssh": "ssh",
+    "smart": "ssh",
+    "ansible.builtin.ssh": "ssh",
+    "paramiko": "ssh",
+    "local": "local",
+    "ansible.builtin.local": "local",
+}
 _SUDO = {"sudo", "ansible.builtin.sudo"}
 
 
@@ -92,9 +99,7 @@ def _integer(name: str, what: str, value: object) -> int | None:
         raise UsageError(f"{what} is {value!r}, which is not a number", where=name) from None
 
 
-def _ssh_args(
-    name: str, variables: Mapping[str, Any], user: str | None, port: int | None, timeout_s: float
-) -> tuple[str, ...]:
+def _ssh_args(name: str, variables: Mapping[str, Any], user: str | None, port: int | None, timeout_s: float) -> tuple[str, ...]:
     """The same options in the same order as Ansible's ssh plugin: ssh keeps the first value it sees of each."""
     argv = _words(name, "ssh_args", variables)
     if not as_bool(setting("host_key_checking", variables), default=True):

@@ -86,7 +86,9 @@ def _tcp(route: Route) -> socket.socket:
         sock = socket.create_connection((route.host, route.port), timeout=route.connect_timeout_s)
     except socket.gaierror as error:
         raise Unreachable(
-            f"the name {route.host} cannot be resolved ({error.strerror})", where=route.label, hint="set ansible_host to an address"
+            f"the name {route.host} cannot be resolved ({error.strerror})",
+            where=route.label,
+            hint="set ansible_host to an address",
         ) from None
     except TimeoutError:
         raise Unreachable(
@@ -96,7 +98,9 @@ def _tcp(route: Route) -> socket.socket:
         ) from None
     except ConnectionRefusedError:
         raise Unreachable(
-            f"{route.address} refuses the connection", where=route.label, hint="is sshd running there, on that port (ansible_port)?"
+            f"{route.address} refuses the connection",
+            where=route.label,
+            hint="is sshd running there, on that port (ansible_port)?",
         ) from None
     except OSError as error:
         raise Unreachable(f"cannot connect to {route.address}: {error.strerror or error}", where=route.label) from None
@@ -109,7 +113,9 @@ def _proxy(route: Route) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
     with theirs:
         command = f"exec {route.proxy_command}"
-        process = subprocess.Popen(["/bin/sh", "-c", command], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command], stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.PIPE
+        )
     return ours, process
 
 

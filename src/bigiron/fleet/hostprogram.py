@@ -39,7 +39,7 @@ _BOOTSTRAP = (
     'n and len(b)==n and exec(compile(b,"bigiron","exec"))'
 )
 
-_PROGRAM = '''\
+_PROGRAM = """\
 import importlib.abc, importlib.machinery, json, os, sys
 sys.dont_write_bytecode = True
 SOURCES = {sources}
@@ -76,7 +76,7 @@ def run():
     answer.write("\\n" + m + " " + line + "\\n")
     answer.flush()
 run()
-'''
+"""
 
 
 @functools.cache

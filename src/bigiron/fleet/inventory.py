@@ -18,8 +18,11 @@ from typing import Any
 from bigiron.errors import BigironError, UsageError
 from bigiron.fleet import patterns
 from bigiron.fleet.connection import Connection, from_vars
+from bigiron.fleet.environment import clean_env
 from bigiron.fleet.sources import Sources, listing, locate, resolve, scan
 from bigiron.paths import cache_dir, write_atomic
+
+__all__ = ["Inventory", "Target", "Vars", "clean_env", "load"]
 
 _SECRET_NAME = re.compile(r"(pass(word|wd|phrase)?|secret|token|api_?key|credential)s?$", re.IGNORECASE)
 _KEPT = 24  # cache entries; an inventory under edit makes a new one with every change
@@ -74,6 +77,12 @@ class Target:
         """How to reach it. Raises UsageError for a connection bigiron does not speak."""
         return from_vars(self.name, self.vars)
 
+    def secret(self, name: str) -> str:
+        """The value of a secret variable, decrypted now. Raises BigironError when it cannot be opened, UsageError when nobody sets it."""
+        if name not in self.vars:
+            raise UsageError(f"{name} is not set", where=self.name, hint=f"ansible-vault encrypt_string --name {name}")
+        return str(self.vars[name])
+
 
 @dataclass(frozen=True)
 class Inventory:
@@ -110,7 +119,7 @@ def load(path: str, *, cache: bool = True) -> Inventory:
         if cache and sources.cacheable:
             write_atomic(file, json.dumps(kept), 0o600)
             _prune(file.parent)
-    return _inventory(sources.path, kept, book)
+    return _inventory(sources.name, kept, book)
 
 
 def _inventory(path: str, kept: dict[str, Any], book: _Book) -> Inventory:
@@ -225,7 +234,7 @@ class _Book:
             for number, line in enumerate(file.read_bytes().splitlines(), start=1):
                 if needle in line:
                     return f"{file}:{number - 1}"
-        return self._sources.path
+        return self._sources.name
 
 
 def _host_order(raw: dict[str, Any]) -> list[str]:
@@ -282,5 +291,9 @@ def _mentions(value: Any, secrets: set[str]) -> bool:
 def _unwrap(value: Any) -> Any:
     """``!unsafe`` text as plain text."""
     if isinstance(value, dict):
-        return value["__ansible_unsafe"] if set(value) == {"__ansible_unsafe"} else {key: _unwrap(item) for key, item in value.items()}
+        return (
+            value["__ansible_unsafe"]
+            if set(value) == {"__ansible_unsafe"}
+            else {key: _unwrap(item) for key, item in value.items()}
+        )
     return [_unwrap(item) for item in value] if isinstance(value, list) else value

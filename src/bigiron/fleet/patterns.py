@@ -15,7 +15,9 @@ from bigiron.errors import UsageError
 _SUBSCRIPT = re.compile(r"^(?P<name>.+)\[(?:(?P<index>-?\d+)|(?P<start>\d*)[:-](?P<end>\d*))\]$")
 
 
-def select(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], *, where: str, groups_only: bool = False) -> list[str]:
+def select(
+    pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], *, where: str, groups_only: bool = False
+) -> list[str]:
     """The hosts that ``pattern`` names, in inventory order of its parts. Raises UsageError (with near names) for an unknown part."""
     parts = _split(pattern)
     if not parts:
@@ -36,7 +38,7 @@ def select(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str
 def _split(pattern: str) -> list[str]:
     if "," in pattern:
         parts = pattern.split(",")
-    elif pattern.startswith("~") or pattern.count(":") > 1 and "[" not in pattern and "::" in pattern:
+    elif pattern.startswith("~") or (pattern.count(":") > 1 and "[" not in pattern and "::" in pattern):
         parts = [pattern]  # a regular expression, or an IPv6 address
     else:
         parts = re.split(r":(?![^\[]*\])", pattern)

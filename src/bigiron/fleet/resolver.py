@@ -22,13 +22,13 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from ansible.errors import AnsibleError  # noqa: PLC0415
-    from ansible.parsing.dataloader import DataLoader  # noqa: PLC0415
+    from ansible.errors import AnsibleError
+    from ansible.parsing.dataloader import DataLoader
 
     loader = DataLoader()
     if request["secrets"]:
-        from ansible import constants  # noqa: PLC0415
-        from ansible.cli import CLI  # noqa: PLC0415
+        from ansible import constants
+        from ansible.cli import CLI
 
         files = [constants.DEFAULT_VAULT_PASSWORD_FILE] if constants.DEFAULT_VAULT_PASSWORD_FILE else []
         try:
@@ -43,8 +43,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolve(request: dict[str, Any], loader: Any) -> dict[str, Any]:
-    from ansible.plugins.loader import init_plugin_loader  # noqa: PLC0415
-    from ansible.template import Templar  # noqa: PLC0415
+    from ansible.plugins.loader import init_plugin_loader
+    from ansible.template import Templar
 
     init_plugin_loader()
     listing = request["listing"]
@@ -84,8 +84,8 @@ def _members(listing: dict[str, Any], group: str) -> set[str]:
 
 def _trusted(value: Any) -> Any:
     """Plain JSON with Ansible's meaning put back: vault text, ``!unsafe`` text (never a template), and templates."""
-    from ansible.parsing.vault import EncryptedString  # noqa: PLC0415
-    from ansible.template import trust_as_template  # noqa: PLC0415
+    from ansible.parsing.vault import EncryptedString
+    from ansible.template import trust_as_template
 
     if isinstance(value, dict):
         if set(value) == {"__ansible_vault"}:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bigiron.errors import UsageError
 from bigiron.fleet.connection import Connection
@@ -66,21 +69,26 @@ def _resolve(host: str, args: list[str], label: str, timeout_s: float, depth: in
         via = (*found[0].via, *(replace(route, via=()) for route in found))
     agent = first.get("identityagent", "SSH_AUTH_SOCK")
     connect = first.get("connecttimeout", "none")
+    strict = first.get("stricthostkeychecking", "ask")
     return Route(
         label=label,
         host=first["hostname"],
         port=int(first.get("port", "22")),
         user=first["user"],
-        identity_files=tuple(os.path.expanduser(path) for path in options.get("identityfile", [])),  # noqa: PTH111
+        identity_files=tuple(_expand(path, first) for path in options.get("identityfile", [])),
         identities_only=first.get("identitiesonly") == "yes",
-        agent=None if agent == "none" else os.environ.get("SSH_AUTH_SOCK") if agent == "SSH_AUTH_SOCK" else os.path.expanduser(agent),  # noqa: PTH111
+        agent=None
+        if agent == "none"
+        else os.environ.get("SSH_AUTH_SOCK")
+        if agent == "SSH_AUTH_SOCK"
+        else _expand(agent, first),
         known_hosts=tuple(
-            os.path.expanduser(path)  # noqa: PTH111
+            _expand(path, first)
             for key in ("userknownhostsfile", "globalknownhostsfile")
-            for path in first.get(key, "").split()
+            for path in _paths(first.get(key, ""))
             if path.lower() != "none"
         ),
-        strict={"true": "yes", "false": "no", "off": "no"}.get(first.get("stricthostkeychecking", "ask"), first.get("stricthostkeychecking", "ask")),
+        strict={"true": "yes", "false": "no", "off": "no"}.get(strict, strict),
         host_key_alias=first.get("hostkeyalias"),
         hash_known_hosts=first.get("hashknownhosts") == "yes",
         proxy_command=first.get("proxycommand") if first.get("proxycommand", "none").lower() != "none" else None,
@@ -88,6 +96,31 @@ def _resolve(host: str, args: list[str], label: str, timeout_s: float, depth: in
         keepalive_s=int(first.get("serveraliveinterval", "0")),
         via=via,
     )
+
+
+def _expand(path: str, first: dict[str, str]) -> str:
+    """``~`` and the tokens of ssh_config(5) that make sense in a file name, which ``ssh -G`` prints as they were written."""
+    values = {
+        "%": "%",
+        "d": str(Path.home()),
+        "h": first["hostname"],
+        "r": first["user"],
+        "p": first.get("port", "22"),
+        "u": getpass.getuser(),
+    }
+    text = re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), path)
+    return str(Path(re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), text)).expanduser())
+
+
+def _paths(text: str) -> list[str]:
+    """File names that ``ssh -G`` printed with spaces between; a name that has spaces itself is known by being there."""
+    words = text.split(" ")
+    found: list[str] = []
+    while words:
+        length = next((n for n in range(len(words), 1, -1) if Path(" ".join(words[:n])).expanduser().exists()), 1)
+        found.append(" ".join(words[:length]))
+        del words[:length]
+    return [path for path in found if path]
 
 
 def _resolve_hop(hop: str, config: list[str], timeout_s: float, depth: int) -> Route:
@@ -115,7 +148,9 @@ def _config_args(args: list[str]) -> list[str]:
 def _options(host: str, args: list[str], label: str) -> dict[str, list[str]]:
     ssh = shutil.which("ssh")
     if ssh is None:
-        raise UsageError("the OpenSSH client `ssh` is not installed on this machine", where=label, hint="install openssh-client")
+        raise UsageError(
+            "the OpenSSH client `ssh` is not installed on this machine", where=label, hint="install openssh-client"
+        )
     done = subprocess.run(
         [ssh, "-G", *args, "--", host], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=30
     )

@@ -8,9 +8,9 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from bigiron.errors import BigironError, UsageError
 from bigiron.fleet.environment import ANSIBLE_CFG, clean_env
 from bigiron.paths import PROJECT
 
+FORMAT = "bigiron-inventory-1"  # change it when what the cache holds changes
 VAULT_HEADER = b"$ANSIBLE_VAULT"
 PLAYBOOKS = PROJECT / "playbooks"
 # Ansible skips these in an inventory folder itself; `locks` is ours (ansible.cfg ignores it), and changes after every run
@@ -30,44 +31,57 @@ _PLUGIN = re.compile(rb"^\s*['\"]?plugin['\"]?\s*:", re.MULTILINE)
 class Sources:
     """Every file that has a say in an inventory. ``key`` names their content; ``cacheable`` is False where content is not all."""
 
-    path: str
+    paths: tuple[str, ...]
     files: tuple[Path, ...]
     vaulted: tuple[Path, ...]
     key: str
     cacheable: bool
 
     @property
+    def name(self) -> str:
+        """The inventory as a person would name it."""
+        return ",".join(self.paths)
+
+    @property
     def folder(self) -> Path:
-        """Ansible's ``inventory_dir``."""
-        path = Path(self.path)
+        """Ansible's ``inventory_dir``, of the first source."""
+        path = Path(self.paths[0])
         return path if path.is_dir() else path.parent
 
 
-def locate(path: str) -> str:
-    """An absolute inventory path, taken from the working folder or else from the project; ``"a,b,"`` lists pass through.
+def locate(path: str) -> tuple[str, ...]:
+    """Absolute inventory paths, from the working folder or else from the project; ``"a,b"`` may be several, or a list of hosts.
 
     Raises UsageError when there is nothing.
     """
-    if "," in path:
-        return path
-    for base in (Path.cwd(), PROJECT):
-        candidate = base / Path(path).expanduser()
-        if candidate.exists():
-            return str(candidate.resolve())
+    parts = [part for part in path.split(",") if part]
+    found = [_existing(part) for part in parts]
+    if parts and all(found):
+        return tuple(str(one) for one in found)
+    if "," in path and not any(found) and not any("/" in part for part in parts):
+        return (path,)
+    missing = next((part for part, one in zip(parts, found, strict=True) if one is None), path)
     raise UsageError(
-        f"there is no inventory {path}", where=str(Path.cwd()), hint="give --inventory FILE or FOLDER; inventory/example is one to copy"
+        f"there is no inventory {missing!r}",
+        where=str(Path.cwd()),
+        hint="give --inventory FILE or FOLDER; inventory/example is one to copy",
     )
 
 
-def scan(path: str) -> Sources:
+def _existing(part: str) -> Path | None:
+    candidates = (base / Path(part).expanduser() for base in (Path.cwd(), PROJECT))
+    return next((path.resolve() for path in candidates if path.exists()), None)
+
+
+def scan(paths: tuple[str, ...]) -> Sources:
     """Read the files of a located inventory. A few milliseconds."""
-    roots = [] if "," in path else [Path(path)]
+    roots = [Path(path) for path in paths if "," not in path]
     files = sorted({file for root in roots for file in _walk(root)})
     beside = {root.parent for root in roots if root.is_file()} | {PLAYBOOKS}
     extra = sorted({file for folder in beside for name in ("group_vars", "host_vars") for file in _walk(folder / name)})
     digest = hashlib.sha256()
     settings = sorted((k, v) for k, v in os.environ.items() if k.startswith("ANSIBLE_"))
-    for word in (path, version("ansible-core"), version_of_this_format(), json.dumps(settings)):
+    for word in (*paths, ansible_version(), FORMAT, json.dumps(settings)):
         digest.update(word.encode("utf-8", "surrogateescape") + b"\0")
     cacheable, vaulted = True, []
     for file in [*files, *extra, *([ANSIBLE_CFG] if ANSIBLE_CFG.exists() else [])]:
@@ -76,20 +90,27 @@ def scan(path: str) -> Sources:
         except OSError as error:
             raise UsageError(f"cannot be read: {error.strerror}", where=str(file)) from None
         digest.update(str(file).encode("utf-8", "surrogateescape") + b"\0" + hashlib.sha256(content).digest())
+        if file == ANSIBLE_CFG:
+            continue
         if content.startswith(VAULT_HEADER):
             vaulted.append(file)
-            cacheable = False
-        elif file in extra or "group_vars" in file.parts or "host_vars" in file.parts:
-            cacheable = cacheable and not _CHANGING.search(content)
-        elif file != ANSIBLE_CFG:
-            script = bool(file.stat().st_mode & 0o111) and content.startswith(b"#!")
-            cacheable = cacheable and not (script or _PLUGIN.search(content) or _CHANGING.search(content))
-    return Sources(path, tuple([*files, *extra]), tuple(vaulted), digest.hexdigest(), cacheable)
+        cacheable = cacheable and not _changes(file, content)
+    return Sources(paths, tuple([*files, *extra]), tuple(vaulted), digest.hexdigest(), cacheable)
 
 
-def version_of_this_format() -> str:
-    """Changes when what is kept in the cache changes."""
-    return "bigiron-inventory-1"
+def _changes(file: Path, content: bytes) -> bool:
+    """True when what a file says can change while its bytes do not."""
+    if content.startswith(VAULT_HEADER) or _CHANGING.search(content):
+        return True
+    if {"group_vars", "host_vars"} & set(file.parts):
+        return False
+    return bool(_PLUGIN.search(content)) or (content.startswith(b"#!") and os.access(file, os.X_OK))
+
+
+def ansible_version() -> str:
+    """ansible-core's version, from the name of its metadata folder: reading the metadata costs more than all of the rest."""
+    folder = Path(sysconfig.get_path("purelib"))
+    return next((entry.name for entry in folder.glob("ansible_core-*.dist-info")), "")
 
 
 def _walk(root: Path) -> list[Path]:
@@ -108,7 +129,7 @@ def listing(sources: Sources) -> tuple[dict[str, Any], list[str]]:
     Files that are vault-encrypted as a whole, without a password to open them, are left out and reported as a warning: the
     commands that need none of their values must still work.
     """
-    done = _ansible_inventory(sources.path)
+    done = _ansible_inventory(sources.paths)
     if done.returncode != 0 and sources.vaulted and "vault" in done.stderr.lower():
         with tempfile.TemporaryDirectory(prefix="bigiron-") as folder:
             done = _ansible_inventory(_without(sources, Path(folder)))
@@ -117,44 +138,51 @@ def listing(sources: Sources) -> tuple[dict[str, Any], list[str]]:
     else:
         warnings = []
     if done.returncode != 0:
-        raise UsageError(_complaint(done.stderr), where=sources.path, hint="ansible-inventory -i PATH --list shows more")
+        raise UsageError(_complaint(done.stderr), where=sources.name, hint="ansible-inventory -i PATH --list shows more")
     try:
         parsed: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError as error:
-        raise BigironError(f"ansible-inventory printed something that is not JSON: {error}", where=sources.path) from None
-    if not parsed.get("_meta", {}).get("hostvars") and not _any_host(parsed):
-        raise UsageError("the inventory has no hosts", where=sources.path, hint="inventory/example is one to copy")
-    for host in _hosts(parsed):
+        raise BigironError(f"ansible-inventory printed something that is not JSON: {error}", where=sources.name) from None
+    hosts = [host for name, group in parsed.items() if name != "_meta" for host in group.get("hosts", [])]
+    if not hosts:
+        raise UsageError("the inventory has no hosts", where=sources.name, hint="inventory/example is one to copy")
+    for host in hosts:
         parsed["_meta"]["hostvars"].setdefault(host, {})
-    return parsed, warnings + [line.removeprefix("[WARNING]: ") for line in done.stderr.splitlines() if line.startswith("[WARNING]: ")]
+    said = [line.removeprefix("[WARNING]: ") for line in done.stderr.splitlines() if line.startswith("[WARNING]: ")]
+    return parsed, warnings + said
 
 
-def _hosts(parsed: dict[str, Any]) -> list[str]:
-    return [host for name, group in parsed.items() if name != "_meta" for host in group.get("hosts", [])]
-
-
-def _any_host(parsed: dict[str, Any]) -> bool:
-    return bool(_hosts(parsed))
-
-
-def _ansible_inventory(path: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, str(Path(sys.executable).parent / "ansible-inventory"), "-i", path, "--list", "--playbook-dir", str(PLAYBOOKS)]
+def _ansible_inventory(paths: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(Path(sys.executable).parent / "ansible-inventory"), "--list", "--playbook-dir", str(PLAYBOOKS)]
+    for path in paths:
+        argv += ["-i", path]
     return subprocess.run(
-        argv, env=clean_env(), cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", check=False
+        argv,
+        env=clean_env(),
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
     )
 
 
-def _without(sources: Sources, folder: Path) -> str:
+def _without(sources: Sources, folder: Path) -> tuple[str, ...]:
     """The same inventory as links in ``folder``, vaulted files left out."""
-    root = Path(sources.path)
-    base = root if root.is_dir() else root.parent
-    for file in sources.files:
-        if file in sources.vaulted or not file.is_relative_to(base):
-            continue
-        link = folder / file.relative_to(base)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file)
-    return str(folder if root.is_dir() else folder / root.name)
+    copies = []
+    for index, path in enumerate(sources.paths):
+        root = Path(path)
+        base = root if root.is_dir() else root.parent
+        copy = folder / str(index)
+        copy.mkdir()
+        for file in sources.files:
+            if file not in sources.vaulted and file.is_relative_to(base):
+                link = copy / file.relative_to(base)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(file)
+        copies.append(str(copy if root.is_dir() else copy / root.name))
+    return tuple(copies)
 
 
 def _complaint(stderr: str) -> str:
@@ -188,9 +216,9 @@ def resolve(
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise BigironError(f"the inventory's values cannot be resolved: {last}", where=sources.path)
+        raise BigironError(f"the inventory's values cannot be resolved: {last}", where=sources.name)
     answer = json.loads(done.stdout)
     if "failed" in answer:
-        raise BigironError(f"the vault password cannot be used: {answer['failed']}", where=sources.path)
+        raise BigironError(f"the vault password cannot be used: {answer['failed']}", where=sources.name)
     hosts: dict[str, dict[str, dict[str, Any]]] = answer["hosts"]
     return hosts

@@ -11,6 +11,7 @@ import secrets
 import shlex
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from bigiron.fleet.dial import Line
 
 T = TypeVar("T")
+_LIVE: weakref.WeakSet[Session] = weakref.WeakSet()  # so that run_many can close what its threads have open
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Session:
         self._closed = False
         self._lock = threading.Lock()
         self._wires: set[Wire] = set()
+        self.thread = threading.current_thread()
+        _LIVE.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +73,7 @@ class Session:
         loader.start()  # Paramiko's import and `ssh -G` cost about the same; side by side they cost one
         route = self._resolved()
         loader.join()
-        from bigiron.fleet.dial import dial  # noqa: PLC0415
+        from bigiron.fleet.dial import dial
 
         line = dial(route, self.connection.password)
         with self._lock:
@@ -109,22 +113,26 @@ class Session:
 
     def run(self, argv: Iterable[str], *, data: bytes = b"", become: bool = False, timeout_s: float = 30) -> Completed:
         """Run one command under ``LC_ALL=C``. A non-zero status is the caller's to judge; not getting there raises Unreachable."""
+        status, out, err = self._run(argv, data, become=become, timeout_s=timeout_s)
+        return Completed(status, out.decode("utf-8", "replace"), err)
+
+    def read_file(self, path: str, *, timeout_s: float = 15) -> bytes | None:
+        """The bytes of a small file that anyone may read; None when it is not there. Raises BigironError when it cannot be read."""
+        status, out, err = self._run(["cat", "--", path], b"", become=False, timeout_s=timeout_s)
+        if status == 0:
+            return out
+        if "No such file" in err:
+            return None
+        raise BigironError(f"cannot read {path}: {err.strip()}", where=self.target.name)
+
+    def _run(self, argv: Iterable[str], data: bytes, *, become: bool, timeout_s: float) -> tuple[int, bytes, str]:
         marker = f"BIGIRON-{secrets.token_hex(8)}"
         script = f"echo {marker} READY; LC_ALL=C; export LC_ALL; exec {shlex.join(argv)}"
         out, err, status = self._converse(script, data, marker, become=become, timeout_s=timeout_s)
         _, ready, rest = out.partition(f"{marker} READY\n".encode())
         if not ready:
             raise self._no_answer(out, err, status, marker, become=become)
-        return Completed(status, rest.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
-
-    def read_file(self, path: str, *, timeout_s: float = 15) -> bytes | None:
-        """The bytes of a small file that anyone may read; None when it is not there. Raises BigironError when it cannot be read."""
-        done = self.run(["cat", "--", path], timeout_s=timeout_s)
-        if done.status == 0:
-            return done.stdout.encode("utf-8")
-        if "No such file" in done.stderr:
-            return None
-        raise BigironError(f"cannot read {path}: {done.stderr.strip()}", where=self.target.name)
+        return status, rest, err.decode("utf-8", "replace")
 
     def _resolved(self) -> Route:
         if self._route is None:
@@ -141,7 +149,7 @@ class Session:
         if self.connection.kind == "local":
             wire = ProcessWire(command)
         else:
-            import paramiko  # noqa: PLC0415
+            import paramiko
 
             self.open()
             line = self._line
@@ -194,7 +202,9 @@ class Session:
 
     def _too_slow(self, started: bool, timeout_s: float) -> BigironError:
         if started:
-            return BigironError(f"still not done after {timeout_s:.0f} s", where=self.target.name, hint="the host may be overloaded")
+            return BigironError(
+                f"still not done after {timeout_s:.0f} s", where=self.target.name, hint="the host may be overloaded"
+            )
         return Unreachable(f"gave no answer within {timeout_s:.0f} s", where=self.target.name)
 
     def _no_answer(self, out: bytes, err: bytes, status: int, marker: str, *, become: bool) -> BigironError:
@@ -204,7 +214,9 @@ class Session:
             return Unreachable("the connection was closed", where=name)
         text = err.decode("utf-8", "replace")
         if self._needs_sudo(become):
-            refusal: Unreachable | Refused | None = sudo.explain(text, name, self.user, self.connection.become_user, self._rules(text))
+            refusal: Unreachable | Refused | None = sudo.explain(
+                text, name, self.user, self.connection.become_user, self._rules(text)
+            )
             if refusal is not None:
                 return refusal
         python = self.connection.python or "python3"
@@ -227,7 +239,8 @@ class Session:
             return Unreachable("the connection was lost", where=name, hint="run the same command again; it carries on")
         said = [line for line in (text or out.decode("utf-8", "replace")).splitlines() if line.strip()]
         return Unreachable(
-            f"the shell of {self.user} did not run the program (exit status {status})" + (f": {said[-1].strip()}" if said else ""),
+            f"the shell of {self.user} did not run the program (exit status {status})"
+            + (f": {said[-1].strip()}" if said else ""),
             where=name,
         )
 
@@ -242,17 +255,14 @@ class Session:
         return None
 
 
-def run_many(
-    targets: Iterable[Target], fn: Callable[[Session], T], *, max_workers: int = 32
-) -> dict[str, T | BigironError]:
-    """``fn`` on a session of each target, in parallel; host name -> result or the error of that host alone.
+def run_many(targets: Iterable[Target], fn: Callable[[Target], T], *, max_workers: int = 32) -> dict[str, T | BigironError]:
+    """``fn`` on each target, in parallel; host name -> result or the error of that host alone.
 
-    Sessions are closed afterwards. Any other exception, and Ctrl-C, closes all of them at once and is raised here.
+    Any other exception, and Ctrl-C, closes the sessions that ``fn`` has open (so its threads end) and is raised here.
     """
+    wanted = list(targets)
     todo: queue.SimpleQueue[Target] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
-    wanted = list(targets)
-    sessions: dict[str, Session] = {}
     stop = threading.Event()
     for target in wanted:
         todo.put(target)
@@ -265,15 +275,14 @@ def run_many(
                 return
             result: T | BaseException
             try:
-                with Session(target) as session:
-                    sessions[target.name] = session
-                    result = fn(session)
+                result = fn(target)
             except BaseException as error:  # noqa: BLE001 (it is raised again in the caller's thread)
                 result = error
             done.put((target.name, result))
 
-    for _ in range(min(max_workers, len(wanted))):
-        threading.Thread(target=work, daemon=True).start()
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(max_workers, len(wanted)))]
+    for thread in threads:
+        thread.start()
     results: dict[str, T | BigironError] = {}
     try:
         while len(results) < len(wanted):
@@ -284,6 +293,6 @@ def run_many(
     finally:
         stop.set()
         if len(results) < len(wanted):
-            for session in list(sessions.values()):
+            for session in [one for one in list(_LIVE) if one.thread in threads]:
                 session.close()
     return {target.name: results[target.name] for target in wanted}

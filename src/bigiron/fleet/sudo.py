@@ -20,7 +20,7 @@ def wrap(script: str, *, exe: str, user: str, prompt: str | None) -> str:
 
 
 def wrong_password(where: str, user: str, become_user: str) -> Unreachable:
-    """sudo asked a second time: the one password we have is wrong, and trying again could lock the account."""
+    """Sudo asked a second time: the one password we have is wrong, and trying again could lock the account."""
     return Unreachable(
         f"wrong sudo password for {user} (tried once)",
         where=where,
@@ -37,8 +37,12 @@ def explain(stderr: str, where: str, user: str, become_user: str, allowed: str |
     for pattern, what, hint in _SAYINGS:
         found = re.search(pattern, text, re.MULTILINE)
         if found:
-            return Unreachable(what.format(user=user, become=become_user), where=where, hint=hint.format(user=user, become=become_user))
-    if re.search(r"^sudo: (a|interactive) .*(password|authentication) is required|^sudo: a password is required", text, re.MULTILINE):
+            return Unreachable(
+                what.format(user=user, become=become_user), where=where, hint=hint.format(user=user, become=become_user)
+            )
+    if re.search(
+        r"^sudo: (a|interactive) .*(password|authentication) is required|^sudo: a password is required", text, re.MULTILINE
+    ):
         rules = _commands(allowed or "")
         if rules:
             return Unreachable(
@@ -97,7 +101,11 @@ _SAYINGS: tuple[tuple[str, str, str], ...] = (
         "sudo is not installed on this host, and {user} is not root",
         "install sudo on the host, or connect as root (ansible_user: root)",
     ),
-    (r"^Sorry, try again|incorrect password attempt", "wrong sudo password for {user} (tried once)", "correct ansible_become_password"),
+    (
+        r"^Sorry, try again|incorrect password attempt",
+        "wrong sudo password for {user} (tried once)",
+        "correct ansible_become_password",
+    ),
 )
 
 

@@ -80,8 +80,8 @@ class ProcessWire:
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )
-        assert self._process.stdin and self._process.stdout and self._process.stderr  # noqa: S101 (PIPE was asked for)
-        self._input, self._out, self._err = (s.fileno() for s in (self._process.stdin, self._process.stdout, self._process.stderr))
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._input, self._out, self._err = (stream.fileno() for stream in streams if stream is not None)
         os.set_blocking(self._input, False)
         self._open = {self._out, self._err}
         self._pending = bytearray()
@@ -128,7 +128,9 @@ class ProcessWire:
             if stream is not None:
                 stream.close()
         if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # a sudo child belongs to root; it sees its pipes close
+            with contextlib.suppress(
+                ProcessLookupError, PermissionError
+            ):  # a sudo child belongs to root; it sees its pipes close
                 self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
