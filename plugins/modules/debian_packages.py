@@ -1,0 +1,62 @@
+#!/usr/bin/python
+"""Ansible module: Debian packages with a record of what was brought, see bigiron.state.packages."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: debian_packages
+short_description: Install Debian packages and remember exactly what that brought
+description:
+  - Works without python3-apt, in check mode on a virgin host, and whatever interpreter was discovered.
+  - C(/var/lib/bigiron/packages.json) names every package that was new, dependencies included.
+  - O(state=absent) removes those and no other.
+options:
+  state: {type: str, choices: [present, absent], default: present, description: "absent removes the recorded packages."}
+  name: {type: list, elements: str, default: [], description: "Packages, C(name) or C(name=version)."}
+  lock_timeout: {type: int, default: 300, description: "Seconds to wait for another package manager."}
+author: bigiron
+"""
+EXAMPLES = r"""
+- name: Install the compiler
+  debian_packages:
+    name: [g++, cmake, ninja-build]
+"""
+RETURN = r"""
+installed: {type: list, returned: when present, description: "New packages (check mode: those missing)."}
+removed: {type: list, returned: when absent, description: "Removed packages."}
+kept: {type: list, returned: when absent, description: "Recorded packages that something else needs, and why they stay."}
+updated_lists: {type: bool, returned: when present, description: "Whether the package lists had to be fetched."}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.bigiron.errors import BigironError
+from ansible.module_utils.bigiron.state import packages
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "name": {"type": "list", "elements": "str", "default": []},
+            "lock_timeout": {"type": "int", "default": 300},
+        },
+        supports_check_mode=True,
+    )
+    wanted = module.params
+    try:
+        if wanted["state"] == "absent":
+            answer = packages.remove(lock_timeout_s=wanted["lock_timeout"], check=module.check_mode)
+            before, after = answer["removed"], []
+        else:
+            answer = packages.ensure(wanted["name"], lock_timeout_s=wanted["lock_timeout"], check=module.check_mode)
+            before, after = [], answer["installed"]
+    except BigironError as error:
+        module.fail_json(msg=str(error), hint=error.hint)
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename}: {error.strerror}", hint="this module needs a Debian-like host and root")
+    diff = {"before": "".join(f"{name}\n" for name in before), "after": "".join(f"{name}\n" for name in after)}
+    module.exit_json(**answer, diff=diff if answer["changed"] else {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""Pinned source to programs: fetch, unpack, configure with exactly the plan's options, compile, collect what runs.
+
+Standard library only: this file also runs on hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from ..errors import BigironError, Refused
+from ..hub.fetch import Item, Patience, fetch, sha256_of
+from ..units import gib
+from . import release
+from .progress import write_atomic
+from .release import Layout
+
+MINIMUM_FREE_BYTES = 2 * 1024**3
+RPATH = "$ORIGIN;$ORIGIN/../lib"
+# llama.cpp sets no RPATH itself; its release CI passes the same two (.github/workflows/release.yml)
+INSTALL_RPATH = (f"-DCMAKE_INSTALL_RPATH={RPATH}", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON")
+BACKENDS = ("CUDA", "HIP", "METAL", "VULKAN", "SYCL", "RPC", "OPENCL", "MUSA")
+ON = frozenset({"ON", "1", "TRUE", "YES", "Y"})
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the role asks for; the fields are the role's ``llama_cpp_*`` variables without their prefix."""
+
+    prefix: str
+    build_root: str
+    fingerprint: str
+    identity: dict[str, Any]
+    user: str
+    source_url: str = ""
+    source_sha256: str = ""
+    source_subdir: str = ""
+    build_number: int = 0
+    commit: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
+    jobs: int = 1
+    ccache_dir: str = ""
+    archive: str = ""
+    archive_sha256: str = ""
+    pack: bool = False
+    check: bool = False
+    lock_wait_s: float = 4 * 3600.0
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(Path(self.prefix))
+
+    @property
+    def work(self) -> Path:
+        """The folder of this build; it is kept after a failure, so that the next run with the same inputs goes on."""
+        return Path(self.build_root) / "build" / self.fingerprint
+
+
+def compile_release(request: Request, report: Callable[..., None]) -> None:
+    """Source to build tree in ``request.work``; every step is skipped that an earlier run with the same inputs finished."""
+    work = request.work
+    _check_inputs(request)
+    inputs = {"source_sha256": request.source_sha256, "subdir": request.source_subdir, "options": cmake_options(request)}
+    marker = work / "inputs.json"
+    if not marker.is_file() or json.loads(marker.read_text(encoding="utf-8")) != inputs:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(mode=0o755, parents=True)
+        write_atomic(marker, json.dumps(inputs, indent=1))
+    for other in work.parent.iterdir():
+        if other != work:
+            shutil.rmtree(other, ignore_errors=True)
+    source = _source(request, report)
+    _configure(request, source, report)
+    _ninja(request, report)
+
+
+def _check_inputs(request: Request) -> None:
+    if not request.source_url or not re.fullmatch(r"[0-9a-f]{64}", request.source_sha256) or not request.targets:
+        raise BigironError(
+            "a build needs llama_cpp_source_url, llama_cpp_source_sha256 (64 hex digits) and llama_cpp_targets",
+            where="llama_cpp",
+        )
+    missing = [tool for tool in ("cmake", "ninja", "ldd", *(["ccache"] if request.ccache_dir else [])) if not _which(tool)]
+    if missing:
+        raise BigironError(f"not installed: {', '.join(missing)}", hint="apply role base with base_packages, or install them")
+    Path(request.build_root).mkdir(mode=0o755, parents=True, exist_ok=True)
+    free = shutil.disk_usage(request.build_root).free
+    if free < MINIMUM_FREE_BYTES and not (request.work / "out" / "build.ninja").exists():
+        raise Refused(
+            f"a build needs about {gib(MINIMUM_FREE_BYTES)} and {gib(free)} are free",
+            where=request.build_root,
+            hint="make room, or set llama_cpp_build_root to a larger file system",
+        )
+
+
+def _which(tool: str) -> Optional[str]:
+    return shutil.which(tool, path=release.CLEAN_PATH)
+
+
+def _source(request: Request, report: Callable[..., None]) -> Path:
+    """The unpacked source folder that holds CMakeLists.txt; the archive is fetched and checked first."""
+    unpacked = request.work / "src"
+    if not unpacked.is_dir():
+        archives = Path(request.build_root) / "sources"
+        archives.mkdir(mode=0o755, parents=True, exist_ok=True)
+        archive = archives / request.source_sha256
+        if not archive.is_file() or sha256_of(archive) != request.source_sha256:
+            with contextlib.suppress(FileNotFoundError):
+                archive.unlink()
+            item = Item(request.source_url, archive, request.source_sha256)
+            fetch(item, patience=Patience(300.0), report=lambda done: report("fetching the source", done, 0, "bytes"))
+        report("unpacking the source", 0, 1)
+        fresh = request.work / "src.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o755)
+        release.unpack(archive, fresh, request.source_subdir)
+        fresh.rename(unpacked)
+    source = unpacked / request.source_subdir if request.source_subdir else _only_folder(unpacked)
+    if not (source / "CMakeLists.txt").is_file():
+        raise BigironError(
+            f"the source archive has no {request.source_subdir or '.'}/CMakeLists.txt", where=request.source_url,
+            hint="set llama_cpp_source_subdir to the folder that holds llama.cpp's CMakeLists.txt",
+        )  # fmt: skip
+    return source
+
+
+def _only_folder(unpacked: Path) -> Path:
+    inside = list(unpacked.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else unpacked
+
+
+def named(request: Request) -> Request:
+    """The request with its identity and fingerprint filled in from this host, where the plan could not know them.
+
+    The compiler's version decides the fingerprint and is known only once the compiler is installed. Without a compiler the
+    fingerprint stays empty.
+    """
+    if request.fingerprint:
+        return request
+    options = cmake_options(request)
+    native = options.get("GGML_NATIVE", "ON").upper() in ON
+    identity = dict(request.identity) or {
+        "source_sha256": request.source_sha256,
+        "options": options,
+        "libc": release.libc_version(),
+        "cpu_baseline": release.cpu_flags() if native else [],
+    }
+    identity["compiler"] = identity.get("compiler") or compiler()
+    if not identity["compiler"]:
+        return request
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return replace(request, identity=identity, fingerprint=hashlib.sha256(canonical.encode()).hexdigest()[:16])
+
+
+def compiler() -> str:
+    """``"g++ 12.2.0"``, or nothing where there is none."""
+    try:
+        answer = subprocess.run(
+            ["g++", "-dumpfullversion"], capture_output=True, text=True, check=True, env=release.clean_environment()
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"g++ {answer.stdout.strip()}"
+
+
+def cmake_options(request: Request) -> dict[str, str]:
+    """The plan's options as CMake reads them (true is ON), plus the build number that an archive without git cannot give."""
+    words = {True: "ON", False: "OFF"}
+    options = {name: words[value] if isinstance(value, bool) else str(value) for name, value in request.options.items()}
+    if request.build_number:
+        options.setdefault("LLAMA_BUILD_NUMBER", str(request.build_number))
+    if request.commit:
+        options.setdefault("LLAMA_BUILD_COMMIT", request.commit)
+    return options
+
+
+def _environment(request: Request) -> dict[str, str]:
+    extra = {"HOME": str(request.work), "TMPDIR": str(request.work)}
+    if request.ccache_dir:
+        # equal sources and an equal compiler must hit whatever host or folder they were first compiled in
+        extra.update(
+            CCACHE_DIR=request.ccache_dir,
+            CCACHE_BASEDIR=str(request.work),
+            CCACHE_NOHASHDIR="1",
+            CCACHE_COMPILERCHECK="content",
+            CCACHE_UMASK="022",
+            CCACHE_SLOPPINESS="time_macros",
+        )
+    else:
+        extra["CCACHE_DISABLE"] = "1"
+    return release.clean_environment(**extra)
+
+
+def configure_argv(request: Request, source: Path, out: Path) -> list[str]:
+    """The cmake command: exactly the plan's options, the RPATH, and ccache where it is wanted."""
+    options = cmake_options(request)
+    launchers = []
+    if request.ccache_dir:
+        languages = ["C", "CXX", *(name for name in ("CUDA", "HIP") if options.get(f"GGML_{name}", "").upper() in ON)]
+        launchers = [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in languages]
+    wanted = [f"-D{name}={value}" for name, value in sorted(options.items())]
+    return ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(out), *wanted, *INSTALL_RPATH, *launchers]
+
+
+def _configure(request: Request, source: Path, report: Callable[..., None]) -> None:
+    out, log = request.work / "out", request.work / "configure.log"
+    done = request.work / "configured"
+    if done.exists():
+        return
+    report("configuring", 0, 1)
+    with log.open("w", encoding="utf-8") as stream:
+        argv = configure_argv(request, source, out)
+        code = subprocess.run(
+            argv,
+            env=_environment(request),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            check=False,
+            close_fds=False,
+        ).returncode
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if code != 0:
+        raise BigironError(f"cmake failed (exit code {code}): {_cmake_error(text)}", where=str(log))
+    found = configure_problems(text, cmake_options(request))
+    if found:
+        raise BigironError("; ".join(found), where=str(log), hint="correct llama_cpp_options; nothing was compiled")
+    done.touch()
+
+
+def configure_problems(log: str, options: dict[str, str]) -> list[str]:
+    """What cmake only warns about and is wrong for us: an option of ours that has no effect, HTTPS asked for and not there."""
+    found = []
+    match = re.search(r"Manually-specified variables were not used by the project:\n\n((?:[ \t]+\S+\n)+)", log + "\n")
+    unused = set(match.group(1).split()) & set(options) if match else set()
+    unused |= {name for name in re.findall(r"(\w+) is deprecated and will be ignored", log) if name in options}
+    if unused:
+        found.append(f"options without effect in this llama.cpp: {', '.join(sorted(unused))}")
+    if options.get("LLAMA_OPENSSL", "").upper() in ON and re.search(r"OpenSSL not found|HTTPS support disabled", log):
+        found.append("LLAMA_OPENSSL is ON and OpenSSL's headers are missing (Debian: libssl-dev)")
+    return found
+
+
+def _cmake_error(text: str) -> str:
+    at = text.find("CMake Error")
+    return " ".join(text[at : at + 600].split()) if at >= 0 else " ".join(text[-400:].split())
+
+
+def _ninja(request: Request, report: Callable[..., None]) -> None:
+    log = request.work / "build.log"
+    argv = ["ninja", "-C", str(request.work / "out"), "-j", str(max(1, request.jobs)), *request.targets]
+    with log.open("w", encoding="utf-8") as stream, subprocess.Popen(
+        argv, env=_environment(request), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", close_fds=False,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None  # noqa: S101 (PIPE was asked for)
+        for line in process.stdout:
+            stream.write(line)
+            step = re.match(r"\[(\d+)/(\d+)\]", line)
+            if step:
+                stream.flush()
+                report("compiling", int(step.group(1)), int(step.group(2)))
+    if process.returncode != 0:
+        what, hint = explain_failure(log.read_text(encoding="utf-8", errors="replace"))
+        raise BigironError(f"the build failed: {what}", where=str(log), hint=hint)
+
+
+def explain_failure(log: str) -> tuple[str, str]:
+    """``(what, hint)`` from ninja's output: out of memory and disk full look like compiler faults and are not."""
+    if re.search(
+        r"Killed signal terminated program|signal 9|Killed\s*$|out of memory|cannot allocate memory",
+        log,
+        re.IGNORECASE | re.MULTILINE,
+    ):
+        return (
+            "the compiler was killed, most likely out of memory",
+            "lower llama_cpp_jobs (about 1.5 GiB a job), then run it again",
+        )
+    if "No space left on device" in log:
+        return "the disk is full", "make room and run it again: what was compiled is kept"
+    failed = log.find("FAILED:")
+    where = log[failed:] if failed >= 0 else log
+    error = re.search(r"^.*(?:error|Error|undefined reference).*$", where, re.MULTILINE)
+    return (error.group(0).strip() if error else " ".join(where[-300:].split())), "the log on the host has the rest"
+
+
+def collect(request: Request, stage: Path) -> dict[str, Any]:
+    """Copy the targets, their libraries (under the names they are asked for by) and the loadable backends.
+
+    ``cmake --install`` needs every target of the project built, and its rules have missed libraries before (llama.cpp#23494).
+    """
+    built = request.work / "out" / "bin"
+    for folder in ("bin", "lib"):
+        (stage / folder).mkdir(mode=0o755)
+    needed: set[str] = set()
+    for target in request.targets:
+        program = built / target
+        if not program.is_file():
+            raise BigironError(f"the build made no program {target!r}", where=str(built), hint="check llama_cpp_targets")
+        shutil.copyfile(program, stage / "bin" / target)
+        (stage / "bin" / target).chmod(0o755)
+        needed |= _needed(program)
+    modules = [path for path in sorted(built.glob("libggml-*.so")) if not path.is_symlink() and path.name not in needed]
+    linked = {name for module in modules for name in _needed(module)}
+    queue = sorted(needed | linked)
+    while queue:
+        name = queue.pop()
+        library = built / name
+        if library.is_file() and not (stage / "lib" / name).exists():
+            shutil.copyfile(library, stage / "lib" / name)
+            (stage / "lib" / name).chmod(0o644)
+            queue += sorted(_needed(library))
+    for module in modules:
+        if not (stage / "lib" / module.name).exists():
+            shutil.copyfile(module, stage / "bin" / module.name)
+            (stage / "bin" / module.name).chmod(0o644)
+    _check_backends(cmake_options(request), stage)
+    return {"targets": sorted(request.targets)}
+
+
+def _check_backends(options: dict[str, str], stage: Path) -> None:
+    """A backend that was asked for and is not in the release means a CPU-only server that nobody notices (llama.cpp#15245)."""
+    if options.get("BUILD_SHARED_LIBS", "ON").upper() not in ON:
+        return
+    names = " ".join(path.name for path in stage.rglob("*.so*"))
+    for backend in BACKENDS:
+        if options.get(f"GGML_{backend}", "").upper() in ON and f"libggml-{backend.lower()}.so" not in names:
+            raise BigironError(f"the build has no {backend} backend although GGML_{backend} is ON", where=str(stage))
+
+
+def _needed(path: Path) -> set[str]:
+    """The libraries an ELF file asks for by name (``objdump -p`` comes with the compiler)."""
+    answer = subprocess.run(
+        ["objdump", "-p", str(path)], capture_output=True, text=True, check=True, env=release.clean_environment()
+    )
+    return set(re.findall(r"^\s*NEEDED\s+(\S+)", answer.stdout, re.MULTILINE))
