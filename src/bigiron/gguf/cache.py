@@ -1,7 +1,7 @@
 """What a model keeps per token of context (KV cache) and per sequence (recurrent state), layer by layer.
 
-Source: llama.cpp build 11434: ``llama_model::create_memory`` and ``load_hparams`` in src/llama-model.cpp, src/llama-kv-cache.cpp,
-src/llama-kv-cache-iswa.cpp, src/llama-memory-recurrent.cpp, src/llama-hparams.cpp, and src/models/*.cpp for which layers slide.
+Source: llama.cpp build 11434: ``create_memory`` and ``load_hparams`` in src/llama-model.cpp, src/llama-kv-cache.cpp,
+src/llama-kv-cache-iswa.cpp, src/llama-memory-recurrent.cpp, src/llama-hparams.cpp; src/models/*.cpp for which layers slide.
 Runs on hosts: standard library only.
 """
 
@@ -18,8 +18,8 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "
 
 _PAD_CELLS = 256
 
-# Sliding layers where the header has no pattern: (period, full layer first, window when the header has none). A period of 0 means
-# that every layer slides. None as window: without the key the model does not slide.
+# Sliding layers where the header has no pattern: (period, full layer first, window when the header has none). A period of 0
+# means that every layer slides. None as window: without the key the model does not slide.
 _SLIDING: dict[str, tuple[int, bool, Optional[int]]] = {
     "afmoe": (4, False, None),
     "cohere2": (4, False, None),
@@ -64,12 +64,12 @@ _NO_CACHE = frozenset(
 _SECOND_CACHE = frozenset(
     {"deepseek32", "deepseek4", "glm-dsa", "glm5-next", "minimax-m3", "hy-v4", "dots3note", "qwen4exp", "dflash", "nanbeige"}
 )
-"""Indexer caches, compressed caches or looped layers that are not counted here: figures for these are a lower bound."""
+"""These keep more than is counted here (indexer or compressed caches, looped layers): their figures are a lower bound."""
 
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """Cache of one layer: ``k`` and ``v`` elements per token (within the window when ``sliding``), ``state`` f32 per sequence."""
+    """Cache of one layer: ``k`` and ``v`` elements per token (in the window when ``sliding``), ``state`` f32 per sequence."""
 
     index: int
     k: int
@@ -80,7 +80,7 @@ class CacheLayer:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The cache of a model. ``window`` is in tokens (0: nothing slides); ``exact`` is False where more is stored than counted."""
+    """The cache of a model. ``window`` is in tokens (0: nothing slides); ``exact`` is False where more is kept than counted."""
 
     layers: tuple[CacheLayer, ...]
     window: int

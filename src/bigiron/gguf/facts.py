@@ -45,10 +45,10 @@ class TensorFact:
 class ModelFacts:
     """Facts of one model, from headers alone. Sizes in bytes of tensor data without padding.
 
-    ``parameters`` counts every weight (as llama.cpp's model_n_params); ``active_parameters`` those that one token multiplies: routed
-    experts by their used share, the input table not at all (one row is read) unless it is the output matrix too
-    (``tied_output``); ``active_bytes`` are their bytes, which is what a generated token reads. ``quant`` is the tensor type with
-    the most bytes, ``quant_mix`` all types with their bytes, largest first.
+    ``parameters`` counts every weight (as llama.cpp's model_n_params); ``active_parameters`` those that one token multiplies:
+    routed experts by their used share, the input table not at all (one row is read) unless it is the output matrix too
+    (``tied_output``); ``active_bytes`` are their bytes, which is what a generated token reads. ``quant`` is the tensor type
+    with the most bytes, ``quant_mix`` all types with their bytes, largest first.
     """
 
     architecture: str
@@ -177,7 +177,7 @@ def model_facts(headers: Sequence[Header]) -> ModelFacts:
         experts_used=used,
         context_trained=_count(first, f"{arch}.context_length"),
         vocabulary=_vocabulary(first, token_table),
-        chat_template="tokenizer.chat_template" in first.keys,  # noqa: SIM118 -- a field of the header, not a mapping
+        chat_template="tokenizer.chat_template" in first.keys,
         tied_output=tied,
         quant=quants[0][0],
         bits_per_weight=total * 8 / parameters if parameters else 0.0,

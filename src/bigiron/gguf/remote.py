@@ -33,7 +33,7 @@ class HttpSource:
 
     def __init__(self, url: str, *, headers: Optional[Mapping[str, str]] = None, client: Optional[httpx.Client] = None) -> None:
         """Ask for the first bytes. Raises SourceError when the server has no ranges, no file, or does not answer."""
-        import httpx  # noqa: PLC0415 -- hosts have no httpx, and import this package without it
+        import httpx
 
         self.name = url.partition("?")[0]
         self.requests = 0
