@@ -1,6 +1,6 @@
 """Turns hosts and plans into one pytest item per check.
 
-``bigiron.fleet.verify`` registers the plugin that names the hosts; without it there is no plan to judge by, and every module fails.
+``bigiron.fleet.verify`` registers the plugin that names the hosts; without it there is no plan to judge by, and every test fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def made(module: Any, subject: Subject) -> Iterable[Check]:
     except Exception as problem:  # noqa: BLE001 - whatever went wrong belongs in the verdict
         area = module.__name__.rpartition("_")[2]
         detail = f"cannot tell: the judge stumbled ({type(problem).__name__}: {problem})"
-        yield Check(f"{area}.judge", None, detail, "this is a fault of bigiron: report it with the output of ./inv verify --json")
+        yield Check(
+            f"{area}.judge", None, detail, "this is a fault of bigiron: report it with the output of ./inv verify --json"
+        )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,6 +1,6 @@
-"""How the judge looks at a host: testinfra, one SSH connection, the collector piped into Python there.
+"""How the judge looks at a host: testinfra, one SSH connection, the modules of `onhost` piped into Python there.
 
-Nothing of it shows in an argument list on either side but the word ``python3``: script, request and sudo password travel on stdin.
+Nothing of it shows in an argument list on either side but ``python3``: program, request and sudo password travel on stdin.
 """
 
 from __future__ import annotations
@@ -24,14 +24,30 @@ from testinfra.host import Host
 from bigiron.errors import BigironError, Unreachable
 from bigiron.fleet.connection import Connection
 
-COLLECTOR = Path(__file__).with_name("collector.py")
+ONHOST = Path(__file__).with_name("onhost")
+PARTS = ("basics", "installed", "serving", "running", "main")
+"""The modules of `onhost` in an order in which each imports earlier ones only."""
 MARK = "BIGIRON-FACTS "
-_CALL = "\nsys.stdout.write({mark!r} + json.dumps(main(json.loads({request!r}))) + '\\n')\n"
+_PROGRAM = """import json, sys, types
+package = sys.modules["onhost"] = types.ModuleType("onhost")
+package.__path__ = []
+for name, text in json.loads({parts!r}):
+    module = sys.modules["onhost." + name] = types.ModuleType("onhost." + name)
+    module.__package__ = "onhost"
+    exec(compile(text, name, "exec"), module.__dict__)
+sys.stdout.write({mark!r} + json.dumps(sys.modules["onhost.main"].main(json.loads({request!r}))) + "\\n")
+"""
 _UNPRIVILEGED = """if [ "$(id -u)" = 0 ] || ! {sudo} -n -u {user} true 2>/dev/null; then exec {python} -I -S -; fi
 exec {sudo} -n -u {user} {python} -I -S -"""
 
 
-class _Fed(BaseBackend):
+def program(request: Mapping[str, Any]) -> str:
+    """The text that Python on the host runs: the modules of `onhost`, made in memory, and one call."""
+    parts = [(name, (ONHOST / f"{name}.py").read_text(encoding="utf-8")) for name in PARTS]
+    return _PROGRAM.format(parts=json.dumps(parts), mark=MARK, request=json.dumps(request))
+
+
+class _Fed(BaseBackend):  # type: ignore[misc]  # testinfra ships no types
     """A testinfra backend whose commands get ``feed`` on stdin (testinfra itself closes stdin)."""
 
     feed: bytes = b""
@@ -39,15 +55,17 @@ class _Fed(BaseBackend):
 
     def run_local(self, command: str, *args: str) -> CommandResult:
         line = self.quote(command, *args)
-        done = subprocess.run(line, shell=True, input=self.feed, capture_output=True, check=False, env={**os.environ, **self.extra_env})
+        done = subprocess.run(
+            line, shell=True, input=self.feed, capture_output=True, check=False, env={**os.environ, **self.extra_env}
+        )
         return self.result(done.returncode, line.encode(), done.stdout, done.stderr)
 
 
-class _FedSsh(_Fed, SshBackend):
+class _FedSsh(_Fed, SshBackend):  # type: ignore[misc]
     NAME = "ssh"
 
 
-class _FedLocal(_Fed, LocalBackend):
+class _FedLocal(_Fed, LocalBackend):  # type: ignore[misc]
     NAME = "local"
 
 
@@ -75,9 +93,8 @@ class Eyes:
 
     def collect(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The collector's answer to ``request``, as root where this connection may become it. Raises BigironError."""
-        script = COLLECTOR.read_text(encoding="utf-8") + _CALL.format(mark=MARK, request=json.dumps(request))
         command, prefix = self._command()
-        answer = self.run(command, prefix + script.encode())
+        answer = self.run(command, prefix + program(request).encode())
         for line in reversed(answer.stdout_bytes.decode("ascii", "replace").splitlines()):
             if line.startswith(MARK):
                 return dict(json.loads(line[len(MARK) :]))
@@ -89,7 +106,7 @@ class Eyes:
         )
 
     def _command(self) -> tuple[str, bytes]:
-        """The command that reads the script on stdin, and what must precede the script there (the sudo password, if one is asked for)."""
+        """The command that reads the program on stdin, and what must precede it there: the sudo password, if one is asked for."""
         connection = self.connection
         python = shlex.quote(connection.python or "python3")
         if not connection.become:
@@ -100,9 +117,13 @@ class Eyes:
             return plain, b""
         # Asked on its own first: with the script behind it, sudo would take the script's lines for further attempts.
         password = (connection.become_password() + "\n").encode()
-        asked = self.run(f'[ "$(id -u)" = 0 ] || {sudo} -n -u {user} true 2>/dev/null || {sudo} -k -S -p "" -u {user} true', password)
+        asked = self.run(
+            f'[ "$(id -u)" = 0 ] || {sudo} -n -u {user} true 2>/dev/null || {sudo} -k -S -p "" -u {user} true', password
+        )
         if asked.rc != 0:
-            raise Unreachable("sudo refused the password (one attempt was made)", where=connection.name, hint="check ansible_become_password")
+            raise Unreachable(
+                "sudo refused the password (one attempt was made)", where=connection.name, hint="check ansible_become_password"
+            )
         needed = self.run(f'[ "$(id -u)" = 0 ] || {sudo} -n -u {user} true 2>/dev/null').rc != 0
         if not needed:
             return plain, b""
@@ -117,7 +138,16 @@ def opened(connection: Connection) -> Iterator[Eyes]:
         return
     folder = Path(tempfile.mkdtemp(prefix="bi-", dir=None if len(tempfile.gettempdir()) < 50 else "/tmp"))
     control = folder / "ssh"  # a socket's path may have 108 bytes, and ssh adds 17 while it opens it
-    options = ["-o", "ControlMaster=auto", "-o", f"ControlPath={control}", "-o", "ControlPersist=60", "-o", "ServerAliveInterval=15"]
+    options = [
+        "-o",
+        "ControlMaster=auto",
+        "-o",
+        f"ControlPath={control}",
+        "-o",
+        "ControlPersist=60",
+        "-o",
+        "ServerAliveInterval=15",
+    ]
     env = {}
     if connection.password is None:
         options += ["-o", "BatchMode=yes"]
@@ -134,5 +164,10 @@ def opened(connection: Connection) -> Iterator[Eyes]:
         yield Eyes(connection, backend)
     finally:
         if control.exists():
-            subprocess.run(["ssh", "-o", f"ControlPath={control}", "-O", "exit", connection.host], check=False, capture_output=True, timeout=10)
+            subprocess.run(
+                ["ssh", "-o", f"ControlPath={control}", "-O", "exit", connection.host],
+                check=False,
+                capture_output=True,
+                timeout=10,
+            )
         shutil.rmtree(folder, ignore_errors=True)

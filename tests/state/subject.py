@@ -108,7 +108,7 @@ class Subject:
         expect = self.expect
         host, port = self.address
         files = [entry["path"] for entry in expect.get("base_files", [])]
-        reach = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}.get(host, host)  # noqa: S104 - an answer, not a listener
+        reach = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}.get(host, host)
         return {
             "user": expect["llama_server_user"],
             "prefix": expect["llama_cpp_prefix"],
@@ -123,7 +123,14 @@ class Subject:
             "model_files": [entry["path"] for entry in expect["model_files"]],
             "env_names": sorted(expect.get("llama_server_environment", {})),
             "key_file": self.key_file,
-            "scan": [expect["llama_server_config_dir"], "/etc/systemd/system", "/run/bigiron", "/tmp", "/var/tmp", "/root/.ansible"],  # noqa: S108
+            "scan": [
+                expect["llama_server_config_dir"],
+                "/etc/systemd/system",
+                "/run/bigiron",
+                "/tmp",
+                "/var/tmp",
+                "/root/.ansible",
+            ],
             "place": [reach, port],
             "port": port,
             "deep": self.deep,

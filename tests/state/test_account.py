@@ -97,5 +97,3 @@ def checks(s: Subject) -> Iterator[Check]:
 
 def test_account(check: Check, judge: Any) -> None:
     judge(check)
-
-

@@ -23,7 +23,9 @@ def booted(s: Subject) -> tuple[bool, str]:
 
 
 def checks(s: Subject) -> Iterator[Check]:
-    yield s.check("host.root", f"let {s.name} be reached as root, or as a user with sudo (ansible_become, ansible_become_password)", root)
+    yield s.check(
+        "host.root", f"let {s.name} be reached as root, or as a user with sudo (ansible_become, ansible_become_password)", root
+    )
     yield s.check("host.systemd", f"{s.name} must have been booted with systemd; a chroot or a plain container was not", booted)
 
 

@@ -12,9 +12,14 @@ from bigiron.units import gib
 from . import unitfile
 from .subject import CannotTell, Subject
 
-SECRET_NAMES = re.compile(r"API_KEY|TOKEN|SECRET|PASSW", re.I)
+SECRET_NAMES = re.compile(r"API_KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 STRAY_NAMES = re.compile(r"^(LLAMA_|GGML_|HF_|LD_|CUDA_VISIBLE)")
-LIMITS = {"LimitMEMLOCK": "Max locked memory", "LimitNOFILE": "Max open files", "LimitCORE": "Max core file size", "LimitNPROC": "Max processes"}
+LIMITS = {
+    "LimitMEMLOCK": "Max locked memory",
+    "LimitNOFILE": "Max open files",
+    "LimitCORE": "Max core file size",
+    "LimitNPROC": "Max processes",
+}
 
 
 def running(s: Subject) -> tuple[bool, str]:
@@ -32,12 +37,16 @@ def program(s: Subject) -> tuple[bool, str]:
 
 def user(s: Subject) -> tuple[bool, str]:
     ids = set(s.fact("process", "status", "Uid").split())
-    return ids == {str(s.fact("user", "uid"))}, f"its user ids are {', '.join(sorted(ids))}, {s.expect['llama_server_user']} is {s.fact('user', 'uid')}"
+    return ids == {
+        str(s.fact("user", "uid"))
+    }, f"its user ids are {', '.join(sorted(ids))}, {s.expect['llama_server_user']} is {s.fact('user', 'uid')}"
 
 
 def group(s: Subject) -> tuple[bool, str]:
     ids = set(s.fact("process", "status", "Gid").split())
-    return ids == {str(s.fact("user", "gid"))}, f"its group ids are {', '.join(sorted(ids))}, {s.expect['llama_server_user']} is {s.fact('user', 'gid')}"
+    return ids == {
+        str(s.fact("user", "gid"))
+    }, f"its group ids are {', '.join(sorted(ids))}, {s.expect['llama_server_user']} is {s.fact('user', 'gid')}"
 
 
 def arguments(s: Subject) -> tuple[bool, str]:
@@ -56,14 +65,27 @@ def environment(s: Subject) -> tuple[bool, str]:
     names = set(s.fact("process", "environ", "names"))
     extra, lost = sorted(names - set(wanted)), sorted(set(wanted) - names)
     wrong = sorted(name for name, value in s.fact("process", "environ", "planned").items() if value != wanted[name])
-    problems = [f"{word} {', '.join(found)}" for word, found in (("unplanned", extra), ("missing", lost), ("other values:", wrong)) if found]
+    problems = [
+        f"{word} {', '.join(found)}"
+        for word, found in (("unplanned", extra), ("missing", lost), ("other values:", wrong))
+        if found
+    ]
     return not problems, "; ".join(problems) or f"exactly the {len(wanted)} planned variables"
 
 
 def strays(s: Subject) -> tuple[bool, str]:
     planned = s.expect.get("llama_server_environment", {})
-    found = [name for name in s.fact("process", "environ", "names") if name not in planned and (STRAY_NAMES.match(name) or SECRET_NAMES.search(name))]
-    return not found, f"variables that change the server or hold a secret: {', '.join(found)}" if found else "no variable that could change it"
+    found = [
+        name
+        for name in s.fact("process", "environ", "names")
+        if name not in planned and (STRAY_NAMES.match(name) or SECRET_NAMES.search(name))
+    ]
+    return (
+        not found,
+        f"variables that change the server or hold a secret: {', '.join(found)}"
+        if found
+        else "no variable that could change it",
+    )
 
 
 def _limit(text: str) -> int | None:
@@ -97,7 +119,10 @@ def mlock(s: Subject) -> tuple[bool, str]:
         return False, f"locking is impossible: the model has {gib(weights)}, the machine {gib(total)}"
     found = s.fact("process", "limits", "Max locked memory")[1]
     enough = _at_least(_limit(found), weights)
-    return enough, f"it may lock {found} bytes, the model has {gib(weights)}" if not enough else f"the limit ({found}) covers the model"
+    return (
+        enough,
+        f"it may lock {found} bytes, the model has {gib(weights)}" if not enough else f"the limit ({found}) covers the model",
+    )
 
 
 def privileges(s: Subject) -> tuple[bool, str]:
@@ -147,7 +172,9 @@ def guarded(s: Subject) -> tuple[bool, str]:
     loopback = all(address.startswith("127.") or address == "::1" for address, _ in _own(s))
     if not _own(s):
         raise CannotTell("it listens nowhere")
-    return loopback or s.keyed, "loopback only" if loopback else "reachable from the network" + (" with a key" if s.keyed else " without a key")
+    return loopback or s.keyed, "loopback only" if loopback else "reachable from the network" + (
+        " with a key" if s.keyed else " without a key"
+    )
 
 
 def checks(s: Subject) -> Iterator[Check]:
@@ -163,7 +190,9 @@ def checks(s: Subject) -> Iterator[Check]:
         if key in LIMITS and planned:
             yield s.check(f"process.limit:{key}", restart, limit, key, planned[-1])
     if locks_memory(s):
-        yield s.check("process.mlock", "take mlock out of llama_server_extra_args, or raise the container's memlock limit", mlock)
+        yield s.check(
+            "process.mlock", "take mlock out of llama_server_extra_args, or raise the container's memlock limit", mlock
+        )
     yield s.check("process.no-new-privileges", restart, privileges)
     for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"):
         yield s.check(f"process.capabilities:{name}", restart, capabilities, name)

@@ -1,4 +1,4 @@
-"""The llama.cpp that is installed: is it the one the plan names, is it whole, does it run as the service user in an empty environment?"""
+"""The installed llama.cpp: is it the one the plan names, is it whole, does it run as the service user in an empty environment?"""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bigiron.report.verdict import Check
 from .subject import CannotTell, Subject
 
 BACKEND_WORDS = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan"}
+LIBRARIES = {"cuda": "cuda", "rocm": "hip", "vulkan": "vulkan"}
 VENDORS = {"cuda": {"0x10de"}, "rocm": {"0x1002"}, "vulkan": {"0x10de", "0x1002", "0x8086"}}
 NODES = {"cuda": "/dev/nvidia", "rocm": "/dev/kfd", "vulkan": "/dev/dri/"}
 
@@ -74,7 +75,11 @@ def files(s: Subject) -> tuple[bool, str]:
 
 def strangers(s: Subject) -> tuple[bool, str]:
     found = s.fact("release", "files")
-    extra = sorted(path for path, entry in found.items() if entry.get("type") in ("file", "link") and path not in {*_listed(s), "manifest.json"})
+    extra = sorted(
+        path
+        for path, entry in found.items()
+        if entry.get("type") in ("file", "link") and path not in {*_listed(s), "manifest.json"}
+    )
     return not extra, f"files the manifest does not know: {', '.join(extra[:5])}" if extra else "no file beside the manifest's"
 
 
@@ -87,7 +92,10 @@ def safe(s: Subject) -> tuple[bool, str]:
             raise CannotTell(f"{path}: {entry['error']}")
         if entry["owner"] != "root" or (entry["type"] != "link" and int(entry["mode"], 8) & 0o022):
             bad.append(f"{path} ({entry['owner']}, {entry['mode']})")
-    return not bad, f"writable by others than root: {', '.join(bad[:5])}" if bad else f"{len(found)} entries are root's alone to change"
+    return (
+        not bad,
+        f"writable by others than root: {', '.join(bad[:5])}" if bad else f"{len(found)} entries are root's alone to change",
+    )
 
 
 def version(s: Subject) -> tuple[bool, str]:
@@ -117,6 +125,8 @@ def libraries(s: Subject) -> tuple[bool, str]:
     lost = [line.split("=>")[0].strip() for line in found["out"].splitlines() if "not found" in line]
     if lost:
         return False, f"shared libraries not found: {', '.join(lost)}"
+    if "not a dynamic executable" in found["out"]:
+        return True, "linked statically"
     if found["rc"] != 0:
         raise CannotTell(f"ldd: {found['out'].strip()[:200]}")
     return True, f"{len(found['out'].splitlines())} shared libraries resolve"
@@ -131,7 +141,8 @@ def gpu(s: Subject, backend: str) -> tuple[bool, str]:
         return False, f"no device: this host has no {backend} GPU on its PCI bus and no device node"
     if not nodes or (cards and not any(card["driver"] for card in cards)):
         return False, f"no driver: {', '.join(card['pci'] for card in cards)} has no working kernel driver"
-    if any(name.startswith(f"lib/libggml-{backend}") or name.startswith(f"bin/libggml-{backend}") for name in s.fact("release", "files")):
+    library = f"/libggml-{LIBRARIES[backend]}."
+    if any(library in name for name in s.fact("release", "files")):
         if BACKEND_WORDS[backend] in devices:
             return True, "the server lists the GPU as the service user"
         closed = [node for node, usable in nodes.items() if not usable]

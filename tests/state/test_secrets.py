@@ -1,4 +1,4 @@
-"""The key is nowhere but in its file: argument lists, environments, the journal, systemd's properties and readable files were searched for it."""
+"""The key is nowhere but in its file: not in argument lists, environments, the journal, systemd's properties or readable files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from bigiron.report.verdict import Check
 
 from .subject import CannotTell, Subject
 
+MOST_FILES = 5000
 PLACES = {"arguments": "argument lists", "environments": "environments", "files": "files other users can read"}
 
 
@@ -17,7 +18,11 @@ def searched(s: Subject, place: str) -> tuple[bool, str]:
         raise CannotTell("needs root to read other users' environments")
     found = s.fact("secrets", place)
     number = s.fact("secrets", "scanned" if place == "files" else "processes")
-    return not found, f"the key is in {', '.join(found[:5])}" if found else f"not in the {PLACES[place]} ({number} searched)"
+    more = ", the rest was left out" if place == "files" and number >= MOST_FILES else ""
+    return (
+        not found,
+        f"the key is in {', '.join(found[:5])}" if found else f"not in the {PLACES[place]} ({number} searched{more})",
+    )
 
 
 def absent(s: Subject, place: str, words: str) -> tuple[bool, str]:
@@ -32,8 +37,13 @@ def long_enough(s: Subject) -> tuple[bool, str]:
 
 def no_argument(s: Subject) -> tuple[bool, str]:
     """Even a key that is not ours: no --api-key in the running argument list."""
-    found = [word.split("=")[0] for word in s.fact("process", "cmdline") if word.split("=")[0] in ("--api-key", "--hf-token", "-hft")]
-    return not found, f"the server was given {', '.join(found)} as an argument" if found else "no secret option in its arguments"
+    found = [
+        word.split("=")[0] for word in s.fact("process", "cmdline") if word.split("=")[0] in ("--api-key", "--hf-token", "-hft")
+    ]
+    return (
+        not found,
+        f"the server was given {', '.join(found)} as an argument" if found else "no secret option in its arguments",
+    )
 
 
 def checks(s: Subject) -> Iterator[Check]:

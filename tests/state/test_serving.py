@@ -26,7 +26,9 @@ def own_process(s: Subject) -> tuple[bool, str]:
     pid = str(s.fact("process", "pid"))
     if s.fact("host", "euid") != 0:
         raise CannotTell("needs root to see who owns the port")
-    return set(owners) == {pid}, f"port {s.address[1]} is served by {', '.join(f'{name} ({number})' for number, name in owners.items()) or 'nobody'}"
+    return set(owners) == {
+        pid
+    }, f"port {s.address[1]} is served by {', '.join(f'{name} ({number})' for number, name in owners.items()) or 'nobody'}"
 
 
 def refused(s: Subject, path: str) -> tuple[bool, str]:
@@ -52,7 +54,9 @@ def model(s: Subject) -> tuple[bool, str]:
 def alias(s: Subject) -> tuple[bool, str]:
     found = s.fact("serving", "models", "ids")
     wanted = s.argv[s.argv.index("--alias") + 1] if "--alias" in s.argv else None
-    return (wanted in found) if wanted else len(found) == 1, f"it serves {', '.join(map(str, found))}" + (f", planned {wanted}" if wanted else "")
+    return (wanted in found) if wanted else len(found) == 1, f"it serves {', '.join(map(str, found))}" + (
+        f", planned {wanted}" if wanted else ""
+    )
 
 
 def completed(s: Subject) -> tuple[bool, str]:
@@ -61,7 +65,11 @@ def completed(s: Subject) -> tuple[bool, str]:
         return False, f"a completion is answered with {found['status']}"
     if not found.get("tokens"):
         return False, "a completion returned no token"
-    speeds = [f"{found[name]:.1f} tok/s {word}" for name, word in (("prefill_tps", "prefill"), ("generation_tps", "generation")) if found.get(name)]
+    speeds = [
+        f"{found[name]:.1f} tok/s {word}"
+        for name, word in (("prefill_tps", "prefill"), ("generation_tps", "generation"))
+        if found.get(name)
+    ]
     return True, f"{found['tokens']} tokens in {found['seconds']:.1f} s" + (f" ({', '.join(speeds)})" if speeds else "")
 
 

@@ -1,4 +1,7 @@
-"""The unit: what systemd made of it, not what the file says. Sources: systemd.exec(5), systemd.service(5), measurements on systemd 252."""
+"""The unit: what systemd made of it, not what the file says.
+
+Sources: systemd.exec(5), systemd.service(5), and measurements on systemd 252.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ HARDENED = {
     "CapabilityBoundingSet": "",
     "UMask": "0077",
 }
-"""Effective for every server, whatever the template says: a template that lost one of these must not pass by agreeing with itself."""
+"""Effective for every server, whatever the template says: one that lost a line must not pass by agreeing with itself."""
+SECRET = re.compile(r"((?:KEY|TOKEN|SECRET|PASSW\w*)[= ]).*", re.IGNORECASE)
 EXIT_MEANINGS = {
     "200": "its working directory does not exist",
     "203": "its program cannot be executed (missing file, wrong architecture or no permission)",
@@ -58,8 +62,10 @@ def text(s: Subject) -> tuple[bool, str]:
     found, wanted = s.fact("texts", s.unit_path), s.expect["llama_server_unit_text"]
     if found == wanted:
         return True, "the file on disk is the planned text"
-    lines = [line for line in difflib.unified_diff(wanted.splitlines(), found.splitlines(), lineterm="", n=0) if line[:1] in "+-"]
-    changed = [line for line in lines if not line.startswith(("+++", "---"))]
+    lines = [
+        line for line in difflib.unified_diff(wanted.splitlines(), found.splitlines(), lineterm="", n=0) if line[:1] in "+-"
+    ]
+    changed = [SECRET.sub(r"\1(hidden)", line) for line in lines if not line.startswith(("+++", "---"))]
     return False, f"it was edited: {'; '.join(changed[:4])}" if changed else "it differs in line ends only"
 
 
@@ -90,7 +96,10 @@ def stable(s: Subject) -> tuple[bool, str]:
 
 def reloaded(s: Subject) -> tuple[bool, str]:
     found = s.fact("show", "NeedDaemonReload")
-    return found == "no", "systemd has read the files as they are" if found == "no" else "the unit changed on disk since systemd read it"
+    return (
+        found == "no",
+        "systemd has read the files as they are" if found == "no" else "the unit changed on disk since systemd read it",
+    )
 
 
 def origin(s: Subject) -> tuple[bool, str]:
@@ -129,13 +138,16 @@ def not_notify(s: Subject) -> tuple[bool, str]:
 
 
 def patient(s: Subject) -> tuple[bool, str]:
-    """Loading must not run into systemd's start timeout. With exec or simple, systemd waits for the start of the program only."""
+    """Loading must not run into systemd's start timeout; with Type=exec or simple it covers the start of the program only."""
     kind, waits = s.fact("show", "Type"), bool(s.fact("show").get("ExecStartPost"))
     span = unitfile.microseconds(s.fact("show", "TimeoutStartUSec"))
     if kind in ("exec", "simple") and not waits:
         return True, f"Type={kind}: the start timeout does not cover loading the model"
     needed = int(s.expect["llama_server_start_timeout_s"])
-    return span is None or span >= needed * 10**6, f"the start timeout is {s.fact('show', 'TimeoutStartUSec')}, loading may take {needed} s"
+    return (
+        span is None or span >= needed * 10**6,
+        f"the start timeout is {s.fact('show', 'TimeoutStartUSec')}, loading may take {needed} s",
+    )
 
 
 def exposure(s: Subject) -> tuple[bool, str]:

@@ -20,8 +20,12 @@ TIMES = {
 SIZES = {"MemoryMax", "MemoryHigh", "MemoryMin", "MemoryLow", "MemorySwapMax", "TasksMax"}
 PARTIAL = {"After", "Before", "Wants", "Requires", "WantedBy", "RequiresMountsFor", "Conflicts"}
 """systemd adds implied entries to these: what is planned must be among them."""
-ELSEWHERE = {"ExecStart", "ExecStartPre", "ExecStartPost", "ExecStop", "Environment", "EnvironmentFile", "Description", "SystemCallFilter"}
-"""Judged by other checks: the process's arguments and environment, or a rule of their own."""
+ELSEWHERE = {
+    "ExecStart", "ExecStartPre", "ExecStartPost", "ExecStop", "Environment", "EnvironmentFile", "Description",
+    "SystemCallFilter", "LoadCredential",
+}  # fmt: skip
+"""Judged by other checks: the process's arguments and environment, the key it admits (systemctl prints ``LoadCredential`` as
+"[unprintable]"), or a rule of their own."""
 IMPLIED_DEVICES = {"char-rtc r"}
 """ProtectClock= allows reading the real-time clock (systemd.exec(5))."""
 _SPAN = {
@@ -46,7 +50,7 @@ DENIED_EXAMPLES = {
 
 
 def parse(text: str) -> dict[str, dict[str, list[str]]]:
-    """``{section: {key: [values]}}``; comments and continuation lines as systemd.syntax(7) says; an empty value empties the list."""
+    """``{section: {key: [values]}}``. Comments and continuation lines as in systemd.syntax(7); an empty value empties the list."""
     sections: dict[str, dict[str, list[str]]] = {}
     current: dict[str, list[str]] = {}
     pending = ""
@@ -86,7 +90,7 @@ def size(text: str) -> int | None:
     match = re.fullmatch(r"(\d+)([KMGT]?)", text.strip())
     if not match:
         raise ValueError(f"no size: {text!r}")
-    return int(match.group(1)) * 1024 ** " KMGT".index(match.group(2) or " ")
+    return int(match.group(1)) << 10 * " KMGT".index(match.group(2) or " ")
 
 
 def _word(text: str) -> str:
@@ -117,7 +121,7 @@ def property_name(key: str) -> str:
 
 
 def agrees(key: str, planned: list[str], effective: str) -> bool:
-    """Does what ``systemctl show`` prints for ``key`` mean what the unit file says? Raises ValueError when it cannot be compared."""
+    """Does what ``systemctl show`` prints for ``key`` mean what the unit file says? Raises ValueError if that cannot be compared."""
     last = planned[-1] if planned else ""
     if key in TIMES:
         return microseconds(last) == microseconds(effective)

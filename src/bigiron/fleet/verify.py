@@ -1,7 +1,7 @@
 """Runs the judge (``tests/state``: pytest and testinfra) on hosts and returns its verdicts.
 
-A verdict is ok when no check is false and no required check is open. The judge looks with its own eyes: nothing here or there reads what
-``observe`` found or what Ansible reported.
+A verdict is ok when no check is false and no required check is open. The judge looks with its own eyes: nothing here or there reads
+what ``observe`` found or what Ansible reported.
 """
 
 from __future__ import annotations
@@ -28,10 +28,18 @@ from bigiron.state.render import render
 
 SUITE = PROJECT / "tests" / "state"
 AT_ONCE = 16
-_NEEDLESS = ("no:hypothesispytest", "no:timeout", "no:anyio", "no:cacheprovider", "no:faulthandler", "no:unraisableexception", "no:doctest")
+_NEEDLESS = (
+    "no:hypothesispytest",
+    "no:timeout",
+    "no:anyio",
+    "no:cacheprovider",
+    "no:faulthandler",
+    "no:unraisableexception",
+    "no:doctest",
+)
 
 Look = Callable[["HostToJudge", Any], Mapping[str, Any]]
-"""``(host, subject without facts) -> facts``: the collector's document, with ``completion`` where that is wanted. Raises BigironError."""
+"""``(host, subject without facts) -> facts``: what ``onhost`` reports, and ``completion`` where that is wanted. Raises BigironError."""
 
 
 class Reached(Protocol):
@@ -51,17 +59,32 @@ class HostToJudge:
 
 
 def run(
-    hosts: Sequence[HostToJudge], *, deep: bool = False, junit: Path | None = None, completion: bool = True, look: Look | None = None
+    hosts: Sequence[HostToJudge],
+    *,
+    deep: bool = False,
+    junit: Path | None = None,
+    completion: bool = True,
+    look: Look | None = None,
 ) -> list[Verdict]:
     """Judge ``hosts``, all at once, and return one verdict each, in their order.
 
-    ``deep`` reads every byte of release and model; ``junit`` writes pytest's JUnit report there; ``completion`` asks each server for one
-    completion; ``look`` replaces the eyes (tests). Raises UsageError for no hosts, BigironError when the suite itself cannot run.
+    ``deep`` reads every byte of release and model; ``junit`` is where pytest writes its JUnit report; ``completion`` asks each server
+    for one completion; ``look`` replaces the eyes (tests). Raises UsageError for no hosts, BigironError when the suite cannot run.
     """
     if not hosts:
         raise UsageError("there is no host to judge", hint="./inv hosts lists what the inventory has")
     plugin = _Judge([_completed(host) for host in hosts], deep=deep, completion=completion, look=look)
-    arguments = [str(SUITE), "-q", "-s", "--assert=plain", "--color=no", "--no-header", "-o", "addopts=", "--import-mode=importlib"]
+    arguments = [
+        str(SUITE),
+        "-q",
+        "-s",
+        "--assert=plain",
+        "--color=no",
+        "--no-header",
+        "-o",
+        "addopts=",
+        "--import-mode=importlib",
+    ]
     arguments += [f"--rootdir={PROJECT}", "-c", str(PROJECT / "pyproject.toml"), "-W", "ignore", "--tb=line"]
     arguments += [word for name in _NEEDLESS for word in ("-p", name)]
     if junit is not None:
@@ -112,7 +135,7 @@ def _look(host: HostToJudge, subject: Any) -> Mapping[str, Any]:
 
 
 class _Judge:
-    """The pytest plugin: starts the looking before collection, hands subjects to the suite, keeps what pytest made of each check."""
+    """The pytest plugin: looks while pytest collects, hands subjects to the suite, keeps what pytest made of each check."""
 
     __name__ = "bigiron-judge"
 
@@ -176,7 +199,8 @@ class _Judge:
         verdicts = []
         for name, checks in found.items():
             subject = self.subjects().get(name)
-            blind = isinstance(subject, Check)
-            seconds = None if blind or subject is None else subject.facts.get("looked_s")
-            verdicts.append(Verdict(name, checks, unreachable=blind and subject.id == "connection", seconds=seconds))
+            if subject is None or isinstance(subject, Check):
+                verdicts.append(Verdict(name, checks, unreachable=subject is not None and subject.id == "connection"))
+            else:
+                verdicts.append(Verdict(name, checks, seconds=subject.facts.get("looked_s")))
         return verdicts

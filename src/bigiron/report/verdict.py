@@ -73,7 +73,7 @@ class Verdict:
         return f"{'failed' if self.failed else 'cannot tell'}: {names}{more}"
 
     def to_json(self) -> dict[str, Any]:
-        """``{"ok", "host", "unreachable", "seconds", "checks": [{"id", "ok": true|false|null, "detail", "remedy", "required"}]}``."""
+        """``{"ok", "host", "unreachable", "seconds", "checks": [...]}``; a check's ``ok`` is null for "cannot tell"."""
         return {
             "ok": self.ok,
             "host": self.host,
