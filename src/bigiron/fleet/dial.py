@@ -146,7 +146,7 @@ def _login(route: Route, sock: Any, password: Secret | None, proxy: subprocess.P
             "sock": sock,
             "auth_strategy": Login(route, password),
             "transport_factory": _transport_factory(known),
-            "timeout": route.connect_timeout_s,
+            "timeout": route.connect_timeout_s + 10,  # the key exchange; the banner before it has its own limit
             "banner_timeout": route.connect_timeout_s,
             "auth_timeout": max(route.connect_timeout_s, 30.0),
         },

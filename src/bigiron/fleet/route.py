@@ -69,6 +69,7 @@ def _resolve(host: str, args: list[str], label: str, timeout_s: float, depth: in
         via = (*found[0].via, *(replace(route, via=()) for route in found))
     agent = first.get("identityagent", "SSH_AUTH_SOCK")
     connect = first.get("connecttimeout", "none")
+    proxy = first.get("proxycommand", "none")
     strict = first.get("stricthostkeychecking", "ask")
     return Route(
         label=label,
@@ -91,25 +92,30 @@ def _resolve(host: str, args: list[str], label: str, timeout_s: float, depth: in
         strict={"true": "yes", "false": "no", "off": "no"}.get(strict, strict),
         host_key_alias=first.get("hostkeyalias"),
         hash_known_hosts=first.get("hashknownhosts") == "yes",
-        proxy_command=first.get("proxycommand") if first.get("proxycommand", "none").lower() != "none" else None,
+        proxy_command=None if proxy.lower() == "none" else _tokens(proxy, first),
         connect_timeout_s=float(connect) if connect.isdigit() and int(connect) else timeout_s,
         keepalive_s=int(first.get("serveraliveinterval", "0")),
         via=via,
     )
 
 
-def _expand(path: str, first: dict[str, str]) -> str:
-    """``~`` and the tokens of ssh_config(5) that make sense in a file name, which ``ssh -G`` prints as they were written."""
+def _tokens(text: str, first: dict[str, str]) -> str:
+    """The tokens of ssh_config(5) that make sense here, which ``ssh -G`` prints as they were written."""
     values = {
         "%": "%",
         "d": str(Path.home()),
         "h": first["hostname"],
-        "r": first["user"],
+        "n": first.get("host", first["hostname"]),
         "p": first.get("port", "22"),
+        "r": first["user"],
         "u": getpass.getuser(),
     }
-    text = re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), path)
-    return str(Path(re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), text)).expanduser())
+    return re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), text)
+
+
+def _expand(path: str, first: dict[str, str]) -> str:
+    text = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), _tokens(path, first))
+    return str(Path(text).expanduser())
 
 
 def _paths(text: str) -> list[str]:
