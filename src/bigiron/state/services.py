@@ -17,7 +17,8 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 
 from ..machine.probe import Tree, fields
 
-INTEGERS = ("MainPID", "NRestarts", "ExecMainStatus", "ExecMainCode", "StartLimitBurst", "Job")
+TIMES = ("ConditionTimestampMonotonic", "AssertTimestampMonotonic")
+INTEGERS = ("MainPID", "NRestarts", "ExecMainStatus", "ExecMainCode", "StartLimitBurst", "Job", *TIMES)
 BOOLEANS = ("NeedDaemonReload", "ConditionResult", "AssertResult")
 LISTS = ("DropInPaths",)
 TEXTS = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "FragmentPath", "Result", "StartLimitIntervalUSec")
@@ -188,7 +189,7 @@ def observe_ports(tree: Tree, ports: Iterable[int], first: Sequence[int]) -> Tup
         pid = pids.get(each.inode)
         entry: Dict[str, Any] = {"pid": pid, "program": None, "unit": None, "address": each.address}
         if pid is None:
-            entry["error"] = "somebody listens, but whose process it is is not visible to this user"
+            entry["error"] = "somebody listens, but this user may not see whose process it is"
         else:
             entry.update(program=program(tree, pid), unit=unit_of(tree, pid))
         known = found.get(str(each.port))

@@ -1,6 +1,6 @@
 """Does the service serve? Waits until llama-server is ready, and times one completion.
 
-Runs on hosts: standard library only, entry `main`. The key is read from its file, goes into a header, and appears in no message.
+Runs on hosts: standard library only, entry `main`. The key is read from its file, goes into a header, and is in no message.
 Ready means: ``/health`` answers 200, and the process behind the socket is the unit's own. ``/v1/models`` answers before
 the model is loaded, and another program's 200 on the port proves nothing.
 """

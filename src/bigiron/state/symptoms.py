@@ -56,7 +56,7 @@ RESULTS = {
 }
 # what keys look like in logs: our own flags and headers, and the hub's tokens
 SECRET = re.compile(
-    r"""((?:--api-key|LLAMA_API_KEY|HF_TOKEN|HUGGING_FACE_HUB_TOKEN)["']?[ =:]+["']?|Bearer\s+)[^\s'"]+"""
+    r"""((?:--api-key|LLAMA_API_KEY|HF_TOKEN|HUGGING_FACE_HUB_TOKEN)["']?[ =:,]+["']?|Bearer\s+)[^\s'"]+"""
     r"""|()\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,})"""
 )
 
@@ -88,18 +88,21 @@ def explain(first: Dict[str, Any], now: Dict[str, Any]) -> Optional[Died]:
     restarted = int(now.get("NRestarts") or 0) > int(first.get("NRestarts") or 0) or (
         bool(first.get("MainPID")) and now.get("MainPID") != first.get("MainPID")
     )
+    if state == "inactive" and not now.get("Job") and _unmet(now):
+        return Died("systemd did not start it: a condition of the unit does not hold", "is the model's file system mounted?")
     again = now.get("SubState") == "auto-restart"
     if state == "failed" or again or restarted:
         return _cause(now, result)
     if state == "inactive" and not now.get("Job"):
-        if now.get("ConditionResult") is False or now.get("AssertResult") is False:
-            return Died(
-                "systemd did not start it: a condition of the unit does not hold", "is the model's file system mounted?"
-            )
         if first is now and not now.get("MainPID") and result == "success":
             return Died("it is not running, and nothing is starting it", "systemctl start it, or apply the role llama_server")
         return _cause(now, result)
     return None
+
+
+def _unmet(now: Dict[str, Any]) -> bool:
+    """Whether a condition or assertion failed at the last start; both read "no" on a unit that was never started."""
+    return any(now.get(f"{each}TimestampMonotonic") and now.get(f"{each}Result") is False for each in ("Condition", "Assert"))
 
 
 def _cause(now: Dict[str, Any], result: str) -> Died:

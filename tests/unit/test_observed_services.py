@@ -1,0 +1,193 @@
+"""Ports, socket owners and health against real sockets of this process, and against planted /proc trees."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bigiron.machine.probe import Tree
+from bigiron.state import services
+
+
+@contextmanager
+def server(answer: Callable[[socket.socket], None], address: str = "127.0.0.1") -> Iterator[int]:
+    """A listener of this process whose connections go to ``answer``; gives its port."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((address, 0))
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    channel, _ = listener.accept()
+                except OSError:
+                    return
+                with channel:
+                    answer(channel)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def say(data: bytes) -> Callable[[socket.socket], None]:
+    def answer(channel: socket.socket) -> None:
+        channel.recv(4096)
+        channel.sendall(data)
+
+    return answer
+
+
+OK = b'HTTP/1.1 200 OK\r\n\r\n{"status":"ok"}'
+LOADING = b'HTTP/1.1 503 X\r\n\r\n{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (OK, (200, "")),
+        (LOADING, (503, "Loading model")),
+        (b"HTTP/1.0 404 Not Found\r\n\r\nnope", (404, "nope")),
+        (b"SSH-2.0-OpenSSH\r\n", (None, "what answers does not speak HTTP")),
+        (b"", (None, "no answer within 2 s")),
+    ],
+)
+def test_http_get(data, answer):
+    with server(say(data)) as port:
+        assert services.http_get("127.0.0.1", port, "/health") == answer
+
+
+def test_http_get_gives_up_on_silence_and_on_trickle():
+    def trickle(channel: socket.socket) -> None:
+        for _ in range(40):
+            try:
+                channel.sendall(b"H")
+            except OSError:
+                return
+            time.sleep(0.05)
+
+    for answer in (lambda _channel: time.sleep(1), trickle):
+        with server(answer) as port:
+            began = time.monotonic()
+            assert services.http_get("127.0.0.1", port, "/health", 0.3).status is None
+            assert time.monotonic() - began < 0.9
+
+
+def test_http_get_says_refused():
+    with server(say(OK)) as port:
+        pass
+    assert services.http_get("127.0.0.1", port, "/") == (None, "connection refused")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_a_port_of_this_process(address):
+    with server(say(OK), address) as port:
+        found, _ = services.observe_ports(Tree(), [port], [])
+        assert services.http_get(address, port, "/health").status == 200
+    entry = found[str(port)]
+    assert (entry["pid"], entry["address"]) == (os.getpid(), address)
+    assert entry["program"].startswith("python")
+    assert "error" not in entry
+
+
+def test_free_ports_have_no_key():
+    with server(say(OK)) as port:
+        pass
+    assert services.observe_ports(Tree(), [port], []) == ({}, {})
+
+
+def test_health_and_listener_of_a_unit():
+    with server(say(LOADING)) as port, server(say(OK)) as other:
+        shown = {"a.service": {"MainPID": os.getpid()}, "b.service": {"MainPID": 1}, "c.service": {"MainPID": 0}}
+        health = {
+            "a.service": {"host": "0.0.0.0", "port": port},
+            "b.service": {"host": "127.0.0.1", "port": other},
+            "gone.service": {"host": "127.0.0.1", "port": other},
+        }
+        found, ports = services.observe(Tree(), shown, health, [port])
+    assert (found["a.service"]["health"], found["a.service"]["health_detail"], found["a.service"]["listening"]) == (
+        503,
+        "Loading model",
+        True,
+    )
+    assert (found["b.service"]["health"], found["b.service"]["listening"]) == (200, False)
+    assert set(found) == set(shown)
+    assert "health" not in found["c.service"]
+    assert set(ports) == {str(port)}
+
+
+def test_started_is_close_to_the_truth():
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "20"], os.environ)
+    try:
+        assert services.started(Tree(), pid) == pytest.approx(time.time(), abs=0.5)
+        mark = Path(f"/proc/{pid}/exe").readlink().name
+        assert services.program(Tree(), pid) == mark
+        assert services.resident_bytes(Tree(), pid) > 0
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    assert services.started(Tree(), pid) is None
+    assert services.resident_bytes(Tree(), pid) == 0
+
+
+def test_a_process_started_after_a_write_is_not_older_than_the_file(tmp_path):
+    for _ in range(20):
+        file = tmp_path / "unit"
+        file.write_text("x")
+        pid = os.posix_spawn("/bin/sleep", ["sleep", "5"], os.environ)
+        try:
+            assert services.started(Tree(), pid) >= file.stat().st_mtime
+        finally:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000   999        0 777 1 0000
+   1: 0100007F:1F90 0100007F:9999 01 00000000:00000000 00:00000000 00000000   999        0 778 1 0000
+   2: 00000000:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 779 1 0000
+   3: 0100007F:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 777 1 0000
+"""
+TCP6 = """  sl  local_address                         remote_address                        st
+   0: 0000000000000000FFFF00000100007F:1F92 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 780 1
+"""
+
+
+@pytest.mark.skipif(os.sys.byteorder != "little", reason="the table is of a little-endian machine")
+def test_ports_in_a_planted_tree(tmp_path):
+    for name, text in {
+        "net/tcp": TCP,
+        "net/tcp6": TCP6,
+        "12/comm": "llama-server\n",
+        "12/cgroup": "0::/system.slice/llama-server-main.service\n",
+        "13/cgroup": "5:memory:/x\n1:name=systemd:/user.slice/user-0.slice/user@0.service/app.slice/mine.service/sub\n",
+        "14/cgroup": "0::/\n",
+    }.items():
+        path = tmp_path / "proc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "proc/12/fd").mkdir()
+    (tmp_path / "proc/12/fd/3").symlink_to("socket:[777]")
+    tree = Tree(str(tmp_path))
+    found, inodes = services.observe_ports(tree, [8080, 8081, 8082], [])
+    assert inodes == {777: 12}
+    mine = {"pid": 12, "program": "llama-server", "unit": "llama-server-main.service"}
+    unseen = {
+        "pid": None,
+        "program": None,
+        "unit": None,
+        "error": "somebody listens, but this user may not see whose process it is",
+    }
+    assert found["8080"] == {**mine, "address": "127.0.0.1"}
+    assert found["8081"] == {**unseen, "address": "0.0.0.0", "also": [{**mine, "address": "127.0.0.1"}]}
+    assert found["8082"]["address"] == "::ffff:127.0.0.1"
+    assert services.unit_of(tree, 13) == "mine.service"
+    assert services.unit_of(tree, 14) is None
