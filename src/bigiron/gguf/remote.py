@@ -42,9 +42,13 @@ class HttpSource:
         self._own = client is None
         self._client = client or httpx.Client(timeout=httpx.Timeout(30.0), follow_redirects=True)
         self._headers = {**(headers or {}), "Accept-Encoding": "identity"}
-        self._url = httpx.URL(url)
         self._tag = ""
         self.size = 0
+        try:
+            self._url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            self.close()
+            raise self._error(f"not a URL: {error}", 0) from None
         try:
             self._head = self._fetch(0, FIRST_FETCH)
         except BaseException:
@@ -124,9 +128,8 @@ class HttpSource:
         if start != offset or total is None:
             raise self._error(f"asked for byte {offset}, got Content-Range {response.headers.get('Content-Range')!r}", offset)
         tag = response.headers.get("ETag", "")
-        if self.size and (total != self.size or tag != self._tag):
+        if self.size and (total != self.size or (tag and self._tag and tag != self._tag)):
             raise self._error("the file changed on the server while it was read", offset, "pin a revision")
-        self.size, self._tag = total, tag
         # Later ranges go straight to where the redirects led; the token stays behind when that is another host.
         if response.url.host != self._url.host:
             self._headers.pop("Authorization", None)
@@ -141,6 +144,7 @@ class HttpSource:
         self.received_bytes += have
         if have < want:
             raise self._httpx.RemoteProtocolError(f"{have} of {want} bytes")
+        self.size, self._tag = total, tag
         return b"".join(pieces)
 
 
