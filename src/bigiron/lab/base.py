@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,10 @@ HOOKS = (
 _SMALLER = tuple(f"path-exclude=/usr/share/{folder}/*" for folder in ("man", "doc", "locale", "info"))
 
 
+UNUSED_S = 14 * 86400
+"""A base root of another recipe that no lab has copied for so long goes when a new one is built."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What a base root is made from; the same recipe gives the same cached folder."""
@@ -105,14 +110,15 @@ def recipe() -> Recipe:
 def ensure(say: Callable[[str], None]) -> Path:
     """The base root, built when it is not cached. Raises BigironError with mmdebstrap's last complaint."""
     wanted = recipe()
-    if wanted.path.is_dir():
-        return wanted.path
     cache = paths.cache_dir("lab")
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(wanted.path)
+        return wanted.path
     with state.locked(cache / "base.lock", "waiting for another lab that is building the base root", say=say):
         if wanted.path.is_dir():
             return wanted.path
         for stale in cache.glob("tmp-base-*"):
-            shutil.rmtree(stale)
+            tools.remove_tree(stale)
         say(f"building the base root once: Debian {wanted.release} with mmdebstrap (about half a minute)")
         work = Path(tempfile.mkdtemp(prefix="tmp-base-", dir=cache))
         try:
@@ -120,8 +126,12 @@ def ensure(say: Callable[[str], None]) -> Path:
             _bootstrap(wanted, root, work)
             _finish(wanted, root)
             root.rename(wanted.path)
+            os.utime(wanted.path)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            tools.remove_tree(work)
+        for old in cache.glob("base-*"):
+            if old.is_dir() and old.stat().st_mtime < time.time() - UNUSED_S:
+                tools.remove_tree(old)
     return wanted.path
 
 
@@ -142,7 +152,7 @@ def _bootstrap(wanted: Recipe, root: Path, work: Path) -> None:
     log = work / "log"
     with log.open("wb") as stream:
         done = subprocess.run(
-            [tools.find("mmdebstrap") or "mmdebstrap", *argv(wanted, root, work)[1:]],
+            tools.bound(argv(wanted, root, work)),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,

@@ -172,7 +172,7 @@ def shared_lock() -> Iterator[None]:
 
 def _forward_on() -> None:
     """Switch forwarding on, remembering once what it was; noted before the switch, so that a kill between loses nothing."""
-    if not _users() or not (SHARED / "was").exists():
+    if not (SHARED / "was").exists():
         (SHARED / "was").write_text(FORWARD.read_text(encoding="ascii").strip() + "\n", encoding="ascii")
     (SHARED / f"lab-{state.KEY}").write_text(state.BRIDGE + "\n", encoding="ascii")
     if FORWARD.read_text(encoding="ascii").strip() != "1":

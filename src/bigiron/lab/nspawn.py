@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -62,14 +63,13 @@ def argv(host: str) -> list[str]:
     ]
 
 
-def files(host: str, address: str, gateway: str, others: dict[str, str]) -> dict[str, tuple[str, int]]:
-    """What makes the base root this host: path in the root -> (text, mode). ``others`` is {name: address} of the whole lab."""
+def files(host: str, address: str, gateway: str) -> dict[str, tuple[str, int]]:
+    """What makes the base root this host: path in the root -> (text, mode)."""
     key = state.HOSTS / host / "ssh_host_ed25519_key"
-    names = "".join(f"{where}\t{name}\n" for name, where in sorted(others.items()) if name != host)
     return {
         "etc/hostname": (f"{host}\n", 0o644),
         "etc/hosts": (
-            f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n{address}\t{host}\n{gateway}\tmirror\n{names}",
+            f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n{address}\t{host}\n{gateway}\tmirror\n",
             0o644,
         ),
         "etc/resolv.conf": (network.resolv_conf_for_hosts(), 0o644),
@@ -90,18 +90,21 @@ def ensure_root(host: str, base_root: Path) -> None:
     root = root_of(host)
     if root.is_dir():
         return
-    copy = root.with_name("root.tmp")
-    shutil.rmtree(copy, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
-    tools.run(["cp", "-a", "--reflink=auto", str(base_root), str(copy)], timeout_s=600)
+    for stale in root.parent.glob("tmp-*"):
+        tools.remove_tree(stale)
+    work = Path(tempfile.mkdtemp(prefix="tmp-", dir=root.parent))
+    copy = work / "root"
+    tools.run(tools.bound(["cp", "-a", "--reflink=auto", str(base_root), str(copy)], "KILL"), timeout_s=600)
     base.write(copy / "etc/machine-id", uuid.uuid4().hex + "\n", 0o444)
     copy.rename(root)
+    work.rmdir()
 
 
-def configure(host: str, address: str, gateway: str, others: dict[str, str]) -> None:
+def configure(host: str, address: str, gateway: str) -> None:
     """Write the host's own files into its root; only while it does not run."""
     root = root_of(host)
-    for name, (text, mode) in files(host, address, gateway, others).items():
+    for name, (text, mode) in files(host, address, gateway).items():
         base.write(root / name, text, mode)
     for home in ("root", f"home/{base.ADMIN}"):
         owner = (root / home).stat()
@@ -216,9 +219,14 @@ def stop(host: str, leader: state.Process | None) -> None:
     machine = state.machine_name(host)
     for folder in (Path("/run/systemd/nspawn/propagate") / machine, Path("/run/systemd/nspawn/unix-export") / machine):
         shutil.rmtree(folder, ignore_errors=True)
+    left = find(host)
+    if left is not None:
+        raise BigironError(f"process {left.pid} does not end", where=host, hint="see what it waits for: cat /proc/<pid>/stack")
 
 
 def remove(host: str) -> None:
     """Remove the host's root, keys and console. The host is stopped."""
-    shutil.rmtree(state.HOSTS / host, ignore_errors=True)
-    (state.HOSTS / host / ".#root.lck").unlink(missing_ok=True)
+    root = root_of(host)
+    if root.is_dir():  # out of the way first: a half removed root must not be taken for one to boot
+        root.rename(Path(tempfile.mkdtemp(prefix="tmp-", dir=root.parent)) / "root")
+    tools.remove_tree(state.HOSTS / host)

@@ -20,7 +20,7 @@ PROGRAMS: Mapping[str, str] = {
     "nginx": "nginx-light",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
-    "nsenter": "util-linux",
+    "setpriv": "util-linux",
 }
 """Program -> the Debian package that brings it."""
 
@@ -92,6 +92,23 @@ def run(
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise BigironError(lines[-1] if lines else f"exit {done.returncode}", where=" ".join(argv[:4]))
     return done
+
+
+def bound(argv: Sequence[str], sig: str = "TERM") -> list[str]:
+    """``argv``, sent ``sig`` by the kernel when we die, even by SIGKILL: a killed run must not leave a writer behind."""
+    return [find("setpriv") or "setpriv", "--pdeathsig", sig, find(argv[0]) or argv[0], *argv[1:]]
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a root folder and all in it. Raises BigironError when something is mounted inside: that is not ours to delete."""
+    inside = f"{path}/".encode()
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        mount = line.split()[4].replace(b"\\040", b" ")
+        if mount.startswith(inside):
+            raise BigironError(
+                f"{mount.decode(errors='replace')} is mounted", where=str(path), hint="unmount it, then try again"
+            )
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def environment() -> dict[str, str]:
