@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 import tracemalloc
 from pathlib import Path
 
@@ -99,6 +101,27 @@ def test_a_shard_is_not_split_again_and_nothing_is_overwritten(tmp_path: Path) -
         split_file(shards[0], tmp_path / "again", "m", max_bytes=600)
     with pytest.raises(SplitError, match="exists already"):
         split_file(tmp_path / "whole.gguf", tmp_path, "m", max_bytes=600)
+
+
+@pytest.mark.parametrize(("option", "metadata_first"), [([], False), (["--no-tensor-first-split"], True)])
+def test_the_bytes_are_those_of_llama_gguf_split(tmp_path: Path, option: list[str], metadata_first: bool) -> None:
+    """Needs a built release: put its bin folder on PATH."""
+    tool = shutil.which("llama-gguf-split")
+    if tool is None:
+        pytest.skip("llama-gguf-split is not on PATH")
+    file = GgufFile().add("general.architecture", "llama").add("words", ["a", "b", "d"]).add("general.alignment", 32)
+    for index in range(40):
+        file.tensor(f"blk.{index}.attn_q.weight", (32, 1000 + index), "Q8_0").tensor(f"blk.{index}.attn_norm.weight", (33, 1))
+    source = tmp_path / "whole.gguf"
+    source.write_bytes(file.bytes(fill=bytes(range(251))))
+    (tmp_path / "theirs").mkdir()
+    command = [tool, "--split", "--split-max-size", "1M", *option, str(source), str(tmp_path / "theirs" / "m")]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    ours = split_file(source, tmp_path / "ours", "m", max_bytes=10**6, metadata_first=metadata_first)
+    theirs = sorted((tmp_path / "theirs").iterdir())
+    assert len(ours) >= 2
+    assert [path.name for path in ours] == [path.name for path in theirs]
+    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
 
 
 def test_data_is_streamed(tmp_path: Path) -> None:
