@@ -1,6 +1,6 @@
 """Turns hosts and plans into one pytest item per check.
 
-``bigiron.fleet.verify`` registers the plugin that names the hosts; without it there is no plan to judge by, and every test fails.
+``bigiron.fleet.verify`` registers the plugin that names the hosts; without it there is no plan to judge by, and all tests fail.
 """
 
 from __future__ import annotations

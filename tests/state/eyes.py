@@ -106,7 +106,7 @@ class Eyes:
         )
 
     def _command(self) -> tuple[str, bytes]:
-        """The command that reads the program on stdin, and what must precede it there: the sudo password, if one is asked for."""
+        """The command that reads the program on stdin, and what must precede it there: the sudo password, if sudo asks."""
         connection = self.connection
         python = shlex.quote(connection.python or "python3")
         if not connection.become:

@@ -1,4 +1,4 @@
-"""The installed llama.cpp: is it the one the plan names, is it whole, does it run as the service user in an empty environment?"""
+"""The installed llama.cpp: is it what the plan names, is it whole, does it run as the service user in an empty environment?"""
 
 from __future__ import annotations
 

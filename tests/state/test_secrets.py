@@ -1,4 +1,4 @@
-"""The key is nowhere but in its file: not in argument lists, environments, the journal, systemd's properties or readable files."""
+"""The key is nowhere but in its file: not in arguments, environments, the journal, systemd's properties or readable files."""
 
 from __future__ import annotations
 

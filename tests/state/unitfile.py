@@ -50,7 +50,7 @@ DENIED_EXAMPLES = {
 
 
 def parse(text: str) -> dict[str, dict[str, list[str]]]:
-    """``{section: {key: [values]}}``. Comments and continuation lines as in systemd.syntax(7); an empty value empties the list."""
+    """``{section: {key: [values]}}``; comments and continuation as in systemd.syntax(7), an empty value empties the list."""
     sections: dict[str, dict[str, list[str]]] = {}
     current: dict[str, list[str]] = {}
     pending = ""
@@ -78,9 +78,10 @@ def microseconds(text: str) -> int | None:
     """A time span, ``"1min 30s"`` or ``"90"`` (seconds); None is infinity. Raises ValueError for anything else."""
     if text.strip() == "infinity":
         return None
-    if not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[a-z]*)+\s*", text):
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text)
+    if not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[a-z]*)+\s*", text) or any(unit not in _SPAN for _, unit in parts):
         raise ValueError(f"no time span: {text!r}")
-    return round(sum(float(number) * _SPAN[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text)))
+    return round(sum(float(number) * _SPAN[unit] for number, unit in parts))
 
 
 def size(text: str) -> int | None:
@@ -121,7 +122,7 @@ def property_name(key: str) -> str:
 
 
 def agrees(key: str, planned: list[str], effective: str) -> bool:
-    """Does what ``systemctl show`` prints for ``key`` mean what the unit file says? Raises ValueError if that cannot be compared."""
+    """Does what ``systemctl show`` prints for ``key`` mean what the unit file says? Raises ValueError where it cannot tell."""
     last = planned[-1] if planned else ""
     if key in TIMES:
         return microseconds(last) == microseconds(effective)

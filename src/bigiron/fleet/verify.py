@@ -1,7 +1,7 @@
 """Runs the judge (``tests/state``: pytest and testinfra) on hosts and returns its verdicts.
 
-A verdict is ok when no check is false and no required check is open. The judge looks with its own eyes: nothing here or there reads
-what ``observe`` found or what Ansible reported.
+A verdict is ok when no check is false and no required check is open. The judge looks with its own eyes: nothing here or there
+reads what ``observe`` found or what Ansible reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NEEDLESS = (
 )
 
 Look = Callable[["HostToJudge", Any], Mapping[str, Any]]
-"""``(host, subject without facts) -> facts``: what ``onhost`` reports, and ``completion`` where that is wanted. Raises BigironError."""
+"""``(host, subject without facts) -> facts``: what ``onhost`` reports, with ``completion`` if wanted. Raises BigironError."""
 
 
 class Reached(Protocol):
@@ -68,8 +68,9 @@ def run(
 ) -> list[Verdict]:
     """Judge ``hosts``, all at once, and return one verdict each, in their order.
 
-    ``deep`` reads every byte of release and model; ``junit`` is where pytest writes its JUnit report; ``completion`` asks each server
-    for one completion; ``look`` replaces the eyes (tests). Raises UsageError for no hosts, BigironError when the suite cannot run.
+    ``deep`` reads every byte of release and model; ``junit`` is where pytest writes its JUnit report; ``completion`` asks each
+    server for one completion; ``look`` replaces the eyes (tests). Raises UsageError for no hosts, BigironError when the suite
+    cannot run.
     """
     if not hosts:
         raise UsageError("there is no host to judge", hint="./inv hosts lists what the inventory has")

@@ -38,7 +38,7 @@ def show(unit: str) -> dict[str, Any]:
 
 
 def lint(unit: str) -> dict[str, Any]:
-    """systemd's own complaints about ``unit`` with its drop-ins merged. The options need systemd 250; older ones get the plain call."""
+    """systemd's own complaints about ``unit`` with its drop-ins merged. The options need systemd 250, older ones do without."""
     answer = run(["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit])
     if "unrecognized option" in answer.get("out", ""):
         answer = run(["systemd-analyze", "verify", unit])

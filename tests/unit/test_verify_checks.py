@@ -1,0 +1,394 @@
+"""The judge's checks on facts recorded from a lab host: all true as recorded, each of them false once its thing is broken."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bigiron.fleet.verify import suite_module
+from bigiron.paths import PROJECT
+from bigiron.report.verdict import Check
+
+RECORDED = json.loads((PROJECT / "tests" / "fixtures" / "verify" / "lab-host.json").read_text(encoding="utf-8"))
+MODULES = (
+    "test_host",
+    "test_account",
+    "test_release",
+    "test_model",
+    "test_unit",
+    "test_process",
+    "test_serving",
+    "test_secrets",
+)
+UNIT = "/etc/systemd/system/llama-server-main.service"
+KEY = "/etc/bigiron/credentials/main.key"
+SHARD = "Q4/tiny-00002-of-00003.gguf"
+Facts = dict[str, Any]
+Break = Callable[[Facts, Facts], object]
+
+
+def judged(facts: Facts, expect: Facts, *, deep: bool = True) -> dict[str, Check]:
+    subject = suite_module("subject").Subject("lab04", expect, facts, deep, True)
+    found = [check for name in MODULES for check in suite_module(name).checks(subject)]
+    assert len({check.id for check in found}) == len(found)
+    return {check.id: check for check in found}
+
+
+@pytest.fixture
+def facts() -> Facts:
+    return copy.deepcopy(RECORDED["facts"])
+
+
+@pytest.fixture
+def expect() -> Facts:
+    return copy.deepcopy(RECORDED["expect"])
+
+
+def put(*path: Any) -> Break:
+    """A break that sets the fact at ``path[:-1]`` to ``path[-1]``."""
+
+    def change(facts: Facts, expect: Facts) -> None:
+        place = facts
+        for key in path[:-2]:
+            place = place[key]
+        place[path[-2]] = path[-1]
+
+    return change
+
+
+def planned(key: str, value: Any) -> Break:
+    return lambda facts, expect: expect.__setitem__(key, value)
+
+
+def gone(*path: str) -> Break:
+    return put(*path, {"error": "it is missing", "missing": True})
+
+
+def first_file(facts: Facts) -> Facts:
+    return dict(facts["release"]["manifest"]["files"]["bin/llama-server"])
+
+
+BREAKS: dict[str, list[Break]] = {
+    "user.exists": [put("user", {"missing": True})],
+    "user.system": [put("user", "uid", 1000), put("user", "uid", 0)],
+    "user.shell": [put("user", "shell", "/bin/bash")],
+    "user.group": [put("user", "group", "users")],
+    "user.unprivileged": [put("user", "groups", ["docker"])],
+    "user.locked": [put("user", "locked", False)],
+    "directory.type:/opt/bigiron": [gone("paths", "/opt/bigiron"), put("paths", "/opt/bigiron", "type", "link")],
+    "directory.owner:/opt/bigiron": [put("paths", "/opt/bigiron", "owner", "llama")],
+    "directory.mode:/opt/bigiron": [put("paths", "/opt/bigiron", "mode", "0777")],
+    "file.type:/etc/motd": [gone("paths", "/etc/motd")],
+    "file.owner:/etc/motd": [put("paths", "/etc/motd", "group", "llama")],
+    "file.mode:/etc/motd": [put("paths", "/etc/motd", "mode", "0600")],
+    "file.content:/etc/motd": [put("digests", "/etc/motd", "0" * 64), gone("digests", "/etc/motd")],
+    f"unit-file.type:{UNIT}": [gone("paths", UNIT)],
+    f"unit-file.owner:{UNIT}": [put("paths", UNIT, "owner", "llama")],
+    f"unit-file.mode:{UNIT}": [put("paths", UNIT, "mode", "0666")],
+    f"key.type:{KEY}": [gone("paths", KEY), put("paths", KEY, "type", "link")],
+    f"key.owner:{KEY}": [put("paths", KEY, "owner", "llama")],
+    f"key.mode:{KEY}": [put("paths", KEY, "mode", "0640")],
+    "release.current": [
+        put("release", "current", {"type": "directory"}),
+        put("release", "current", "target", "releases/other"),
+        gone("release", "current"),
+    ],
+    "release.manifest": [gone("release", "manifest"), put("release", "manifest", "files", {})],
+    "release.fingerprint": [
+        put("release", "manifest", "identity", "compiler", "g++ 13"),
+        planned("llama_cpp_fingerprint", "0" * 16),
+    ],
+    "release.identity": [put("release", "manifest", "identity", "libc", "glibc 2.41")],
+    "release.files": [
+        put("release", "files", "bin/llama-server", "size", 1),
+        put("release", "files", "bin/llama-server", "sha256", "0" * 64),
+        put("release", "files", "bin/llama-server", "type", "link"),
+        lambda facts, expect: facts["release"]["files"].pop("bin/llama-server"),
+    ],
+    "release.strangers": [put("release", "files", "lib/evil.so", {"type": "file", "owner": "root", "mode": "0644"})],
+    "release.safe": [
+        put("release", "files", "bin/llama-server", "mode", "0775"),
+        put("release", "parents", "/opt", "mode", "1777"),
+        put("release", "files", "bin", "owner", "llama"),
+    ],
+    "release.version": [
+        put("release", "version", {"rc": -4, "out": ""}),
+        put("release", "version", {"rc": 127, "out": "error while loading shared libraries: libllama.so: cannot open"}),
+        put("release", "version", "out", "version: 114340 (x)"),
+        gone("release", "version"),
+    ],
+    "release.service-user": [put("release", "version", "rc", 126)],
+    "release.libraries": [put("release", "ldd", {"rc": 0, "out": "libggml.so => not found\nlibc.so.6 => /lib/libc.so.6"})],
+    f"shard.present:{SHARD}": [gone("model", "files", SHARD), put("model", "files", SHARD, "type", "link")],
+    f"shard.size:{SHARD}": [put("model", "files", SHARD, "size", 199999)],
+    f"shard.recorded:{SHARD}": [
+        put("model", "record", "files", SHARD, "sha256", "0" * 64),
+        lambda facts, expect: facts["model"]["record"]["files"].pop(SHARD),
+        gone("model", "record"),
+    ],
+    f"shard.unchanged:{SHARD}": [put("model", "files", SHARD, "mtime_ns", 1), put("model", "files", SHARD, "inode", 1)],
+    f"shard.readable:{SHARD}": [put("model", "files", SHARD, "mode", "0600")],
+    f"shard.sha256:{SHARD}": [put("model", "files", SHARD, "sha256", "0" * 64)],
+    "model.leftovers": [put("model", "leftovers", ["Q4/x.gguf.part"])],
+    "model.entry": [put("process", "cmdline", ["llama-server", "--model", "/other.gguf"])],
+    "unit.loaded": [put("show", "LoadState", "not-found")],
+    "unit.text": [put("texts", UNIT, "[Service]\nExecStart=/bin/true\n"), gone("texts", UNIT)],
+    "unit.path": [
+        put("show", "FragmentPath", "/run/systemd/system/llama-server-main.service"),
+        put("show", "FragmentPath", ""),
+    ],
+    "unit.enabled": [put("show", "UnitFileState", "disabled"), put("show", "UnitFileState", "")],
+    "unit.active": [put("show", "ActiveState", "failed"), put("show", "SubState", "auto-restart")],
+    "unit.stable": [put("show_later", "NRestarts", "7"), put("show_later", "MainPID", "99999")],
+    "unit.reloaded": [put("show", "NeedDaemonReload", "yes")],
+    "unit.type": [put("show", "Type", "notify")],
+    "unit.patient": [
+        lambda facts, expect: facts["show"].update(ExecStartPost="{ path=/bin/wait }", TimeoutStartUSec="1min 30s"),
+    ],
+    "unit.effective:StartLimitIntervalSec": [put("show", "StartLimitIntervalUSec", "10s")],
+    "unit.effective:StartLimitBurst": [put("show", "StartLimitBurst", "6")],
+    "unit.effective:RestrictAddressFamilies": [put("show", "RestrictAddressFamilies", "AF_INET AF_INET6 AF_NETLINK")],
+    "unit.effective:LimitNOFILE": [put("show", "LimitNOFILE", "1024")],
+    "unit.effective:WantedBy": [put("show", "WantedBy", "")],
+    "unit.hardened:NoNewPrivileges": [put("show", "NoNewPrivileges", "no")],
+    "unit.hardened:UMask": [put("show", "UMask", "0022")],
+    "unit.hardened:CapabilityBoundingSet": [put("show", "CapabilityBoundingSet", "cap_net_raw")],
+    "unit.hardened:SystemCallFilter": [
+        put("show", "SystemCallFilter", ""),
+        put("show", "SystemCallFilter", "read write chroot"),
+    ],
+    "unit.exposure": [put("security", "out", "→ Overall exposure level for x.service: 2.6 OK")],
+    "unit.lint": [put("lint", {"rc": 0, "out": f"{UNIT}:7: Unknown key 'Foo' in section [Service], ignoring."})],
+    "process.running": [gone("process")],
+    "process.program": [
+        put("process", "exe", "/usr/bin/llama-server"),
+        lambda facts, expect: facts["process"].update(exe=facts["process"]["exe"] + " (deleted)"),
+    ],
+    "process.user": [put("process", "status", "Uid", "999\t0\t999\t999")],
+    "process.group": [put("process", "status", "Gid", "0\t0\t0\t0")],
+    "process.arguments": [
+        put("process", "cmdline", 1, "--mode"),
+        lambda facts, expect: facts["process"]["cmdline"].append("--verbose"),
+    ],
+    "process.environment": [
+        put("process", "environ", "names", ["HOME", "LANG", "PATH", "LLAMA_ARG_PORT"]),
+        put("process", "environ", "planned", "PATH", "/evil"),
+        put("process", "environ", "names", ["HOME"]),
+    ],
+    "process.strays": [put("process", "environ", "names", ["HOME", "HF_TOKEN"])],
+    "process.limit:LimitNOFILE": [put("process", "limits", "Max open files", ["1024", "1024"])],
+    "process.no-new-privileges": [put("process", "status", "NoNewPrivs", "0")],
+    "process.capabilities:CapEff": [put("process", "status", "CapEff", "0000000000000400")],
+    "process.seccomp": [put("process", "status", "Seccomp", "0")],
+    "process.oom-score": [put("process", "oom_score_adj", 0)],
+    "listener.address": [
+        lambda facts, expect: [entry.update(address="0.0.0.0") for entry in facts["listen"]["sockets"]],
+        put("listen", "sockets", []),
+    ],
+    "listener.alone": [
+        lambda facts, expect: facts["listen"]["sockets"].append(
+            {"address": "127.0.0.1", "port": 9, "inode": facts["process"]["sockets"][0]}
+        )
+    ],
+    "listener.guarded": [
+        lambda facts, expect: (
+            [entry.update(address="0.0.0.0") for entry in facts["listen"]["sockets"]],
+            expect.update(llama_server_argv=["llama-server"]),
+        )
+    ],
+    "http.health": [
+        put("serving", "health", "status", 503),
+        put("serving", "health", {"error": "no answer from 127.0.0.1:8080: refused", "silent": True}),
+    ],
+    "http.own-process": [put("listen", "owners", {"1": "nginx"}), put("listen", "owners", {})],
+    "key.refused:/props": [put("serving", "open", "/props", 200)],
+    "key.refused:/completion": [put("serving", "open", "/completion", 200)],
+    "key.wrong": [put("serving", "wrong_key", 200)],
+    "key.admitted:/props": [put("serving", "props", "status", 401)],
+    "key.admitted:/v1/models": [put("serving", "models", "status", 503)],
+    "http.model": [put("serving", "props", "model_path", "/srv/models/other.gguf")],
+    "http.alias": [put("serving", "models", "ids", ["gpt-4"])],
+    "completion": [
+        put("completion", {"status": 500}),
+        put("completion", "tokens", 0),
+        put("completion", {"error": "no answer from 127.0.0.1:8080: timed out", "silent": True}),
+    ],
+    "secret.no-argument": [
+        lambda facts, expect: facts["process"]["cmdline"].extend(["--api-key", "(a secret)"]),
+        lambda facts, expect: facts["process"]["cmdline"].append("--api-key=(a secret)"),
+    ],
+    "secret.length": [put("secrets", {"length": 5, "error": "the key has only 5 characters"})],
+    "secret.arguments": [put("secrets", "arguments", ["77 (curl)"])],
+    "secret.environments": [put("secrets", "environments", ["77 (bash)"])],
+    "secret.files": [put("secrets", "files", ["/tmp/left"])],
+    "secret.journal": [put("secrets", "journal", True)],
+    "secret.show": [put("secrets", "show", True)],
+}
+
+
+def test_as_recorded_every_check_is_true(facts: Facts, expect: Facts) -> None:
+    found = judged(facts, expect)
+    assert [check for check in found.values() if check.ok is not True] == []
+    assert len(judged(facts, expect, deep=False)) >= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [pytest.param(name, one, id=f"{name}-{n}") for name, all_ in BREAKS.items() for n, one in enumerate(all_)],
+)
+def test_a_broken_thing_is_false(facts: Facts, expect: Facts, name: str, change: Break) -> None:
+    change(facts, expect)
+    check = judged(facts, expect)[name]
+    assert check.ok is False, check.detail
+    assert check.remedy
+
+
+def test_every_kind_of_check_is_seen_to_fail(facts: Facts, expect: Facts) -> None:
+    broken = {name.partition(":")[0] for name in BREAKS}
+    never_false = {"host.root", "host.systemd"}  # true or open: whoever looked without root or systemd could not tell
+    assert {name.partition(":")[0] for name in judged(facts, expect)} == broken | never_false
+
+
+@pytest.mark.parametrize("key", sorted(suite_module("unitfile").parse(RECORDED["expect"]["llama_server_unit_text"])["Service"]))
+def test_every_planned_service_property_can_fail(facts: Facts, expect: Facts, key: str) -> None:
+    unitfile = suite_module("unitfile")
+    if key in unitfile.ELSEWHERE:
+        assert f"unit.effective:{key}" not in judged(facts, expect)
+        return
+    name = unitfile.property_name(key)
+    facts["show"][name] = {"yes": "no", "no": "yes"}.get(facts["show"][name], "7")
+    assert judged(facts, expect)[f"unit.effective:{key}"].ok is False
+
+
+def test_nothing_passes_without_facts(expect: Facts) -> None:
+    assert [check.id for check in judged({}, expect).values() if check.ok is not None] == []
+
+
+@pytest.mark.parametrize(
+    "reason", ["systemd is not PID 1 here, it is bash", "systemctl runs in a chroot and ignores the command: x"]
+)
+def test_without_systemd_it_cannot_tell(facts: Facts, expect: Facts, reason: str) -> None:
+    for name in ("show", "show_later", "process", "lint", "security"):
+        facts[name] = {"error": reason}
+    found = {
+        name: check for name, check in judged(facts, expect).items() if name.startswith(("unit.", "process.", "host.systemd"))
+    }
+    assert {check.ok for name, check in found.items() if name != "unit.text"} == {None}
+    assert all(reason in check.detail for name, check in found.items() if name != "unit.text")
+
+
+def test_without_root_it_says_so(facts: Facts, expect: Facts) -> None:
+    need = {"error": "needs root to read it"}
+    facts["host"]["euid"] = 1000
+    facts["user"]["locked"] = need
+    facts["paths"][KEY] = need
+    facts["secrets"] = need
+    facts["process"].update(exe=need, environ=need, sockets=need)
+    facts["serving"].update(props=need, models=need)
+    found = judged(facts, expect)
+    for name in (
+        "host.root", "user.locked", f"key.mode:{KEY}", "release.service-user", "process.program", "process.environment",
+        "listener.address", "secret.environments", "secret.files", "key.admitted:/props", "http.own-process",
+    ):  # fmt: skip
+        assert found[name].ok is None, name
+        assert "needs root" in found[name].detail
+    assert not [check for check in found.values() if check.ok is False]
+
+
+def test_mlock_too_little_memory_and_too_low_a_limit_differ(facts: Facts, expect: Facts) -> None:
+    expect["llama_server_argv"] += ["--load-mode", "mlock"]
+    facts["process"]["limits"]["Max locked memory"] = ["8388608", "8388608"]
+    expect["llama_server_weight_bytes"] = 10**9
+    low = judged(facts, expect)["process.mlock"]
+    assert low.ok is False
+    assert "may lock 8388608 bytes" in low.detail
+    expect["llama_server_weight_bytes"] = facts["model"]["memory_total"] + 1
+    facts["process"]["limits"]["Max locked memory"] = ["unlimited", "unlimited"]
+    poor = judged(facts, expect)["process.mlock"]
+    assert poor.ok is False
+    assert "impossible" in poor.detail
+    expect["llama_server_weight_bytes"] = 10**6
+    assert judged(facts, expect)["process.mlock"].ok is True
+
+
+def test_a_containers_own_ceiling_is_not_the_units_fault(facts: Facts, expect: Facts) -> None:
+    expect["llama_server_unit_text"] = expect["llama_server_unit_text"].replace("UMask=", "LimitMEMLOCK=infinity\nUMask=")
+    facts["process"]["limits"]["Max locked memory"] = ["8388608", "8388608"]
+    facts["process"]["caps"]["Max locked memory"] = ["8388608", "8388608"]
+    assert judged(facts, expect)["process.limit:LimitMEMLOCK"].ok is True
+    facts["process"]["caps"]["Max locked memory"] = ["unlimited", "unlimited"]
+    assert judged(facts, expect)["process.limit:LimitMEMLOCK"].ok is False
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "words"),
+    [
+        ("exit-code", "217", "its user does not exist"),
+        ("exit-code", "216", "one of its groups does not exist"),
+        ("exit-code", "203", "cannot be executed"),
+        ("exit-code", "243", "credentials could not be set up"),
+        ("resources", "0", "a resource is missing"),
+        ("signal", "4", "CPU features"),
+        ("oom-kill", "9", "killed it for memory"),
+        ("start-limit-hit", "1", "gave up"),
+        ("timeout", "15", "in time"),
+    ],
+)
+def test_systemds_results_in_plain_words(facts: Facts, expect: Facts, result: str, status: str, words: str) -> None:
+    facts["show"].update(ActiveState="failed", SubState="failed", Result=result, ExecMainStatus=status)
+    assert words in judged(facts, expect)["unit.active"].detail
+
+
+def test_an_illegal_instruction_is_called_by_its_cause(facts: Facts, expect: Facts) -> None:
+    facts["release"]["version"] = {"rc": -4, "out": ""}
+    assert "CPU features" in judged(facts, expect)["release.version"].detail
+
+
+def test_a_taken_port_names_its_owner(facts: Facts, expect: Facts) -> None:
+    facts["process"]["sockets"] = []
+    facts["listen"]["owners"] = {"4711": "nginx"}
+    assert "port 8080 belongs to nginx (4711)" in judged(facts, expect)["listener.address"].detail
+
+
+def test_a_hand_edit_is_shown_but_a_secret_in_it_is_not(facts: Facts, expect: Facts) -> None:
+    facts["texts"][UNIT] += "Environment=HF_TOKEN=hf_abcdef\n"
+    found = judged(facts, expect)["unit.text"]
+    assert "+Environment=HF_TOKEN=" in found.detail
+    assert "hf_abcdef" not in found.detail
+
+
+@pytest.mark.parametrize(
+    ("gpu", "library", "devices", "words"),
+    [
+        ({"cards": [], "nodes": {}}, False, "", "no device"),
+        ({"cards": [{"pci": "01:00.0", "vendor": "0x10de", "driver": None}], "nodes": {}}, True, "", "no driver"),
+        (
+            {"cards": [{"pci": "1", "vendor": "0x10de", "driver": "nvidia"}], "nodes": {"/dev/nvidia0": True}},
+            False,
+            "",
+            "no backend",
+        ),
+        (
+            {"cards": [{"pci": "1", "vendor": "0x10de", "driver": "nvidia"}], "nodes": {"/dev/nvidia0": False}},
+            True,
+            "",
+            "not visible",
+        ),
+    ],
+)
+def test_four_ways_to_end_up_on_the_cpu(
+    facts: Facts, expect: Facts, gpu: Facts, library: bool, devices: str, words: str
+) -> None:
+    expect["llama_cpp_backend"] = "cuda"
+    facts["release"].update(gpu=gpu, devices={"rc": 0, "out": "Available devices:\n" + devices})
+    if library:
+        facts["release"]["files"]["lib/libggml-cuda.so"] = {"type": "file", "owner": "root", "mode": "0644"}
+    found = judged(facts, expect)["release.gpu"]
+    assert found.ok is False
+    assert found.detail.startswith(words)
+    facts["release"]["devices"]["out"] += "  CUDA0: NVIDIA H200"
+    assert judged(facts, expect)["release.gpu"].ok is (library and words == "not visible")

@@ -1,0 +1,231 @@
+"""What runs on the host: it reads, it does not judge, and no secret leaves it."""
+
+from __future__ import annotations
+
+import ast
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bigiron.errors import Unreachable
+from bigiron.fleet.connection import Connection
+from bigiron.fleet.verify import SUITE, suite_module
+
+KEY = "k" * 24
+
+
+def onhost(name: str) -> ModuleType:
+    suite_module("")
+    import importlib
+
+    return importlib.import_module(f"state.onhost.{name}")
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    path = tmp_path / "main.key"
+    path.write_text(f"# a comment\n\n{KEY}\n", encoding="utf-8")
+    return str(path)
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """llama-server's answers: /health for everybody, the rest with the key."""
+
+    def answer(self) -> None:
+        status, body = 200, {"status": "ok"}
+        if self.path != "/health" and self.headers.get("Authorization") != f"Bearer {KEY}":
+            status = 401
+        elif self.path == "/props":
+            body = {"model_path": "/m.gguf", "secret_thing": KEY}
+        elif self.path == "/v1/models":
+            body = {"data": [{"id": "m"}]}
+        elif self.path == "/completion":
+            body = {"content": "red", "tokens_predicted": 3, "timings": {"prompt_per_second": 5.0, "predicted_per_second": 2.0}}
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = answer  # noqa: N815
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def place() -> Iterator[list[Any]]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield ["127.0.0.1", server.server_port]
+        server.shutdown()
+        thread.join()
+
+
+def test_it_asks_the_server_without_with_a_wrong_and_with_the_key(place: list[Any], key_file: str) -> None:
+    found = onhost("serving").serving({"place": place, "key_file": key_file})
+    assert found["health"]["status"] == 200
+    assert set(found["open"].values()) == {401}
+    assert found["wrong_key"] == 401
+    assert found["props"] == {"status": 200, "model_path": "/m.gguf", "ids": []}
+    assert found["models"]["ids"] == ["m"]
+    assert KEY not in json.dumps(found)
+
+
+def test_a_timed_completion(place: list[Any], key_file: str) -> None:
+    request = {"completion": {"place": place, "key_file": key_file, "prompt": "x", "n_predict": 3, "timeout_s": 5}}
+    found = onhost("main").main(request)["completion"]
+    assert (found["status"], found["tokens"], found["prefill_tps"], found["generation_tps"]) == (200, 3, 5.0, 2.0)
+
+
+def test_silence_is_told_from_a_refusal(key_file: str) -> None:
+    assert onhost("serving").serving({"place": ["127.0.0.1", 1], "key_file": key_file})["health"]["silent"] is True
+
+
+def test_the_key_is_found_wherever_it_leaked(tmp_path: Path, key_file: str) -> None:
+    (tmp_path / "open").mkdir()
+    leaked = tmp_path / "open" / "notes.txt"
+    leaked.write_text(f"key={KEY}", encoding="utf-8")
+    program = [sys.executable, "-c", "print('up', flush=True); input()", KEY]
+    child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "LEAK": KEY})
+    assert child.stdout is not None
+    child.stdout.readline()  # only now is its argument list in place
+    try:
+        request = {"key_file": key_file, "scan": [str(tmp_path / "open")], "config_dir": "/etc/bigiron"}
+        found = onhost("serving").secrets(request, {"rc": 0, "out": f"started with {KEY}\n"}, {"ExecStart": f"x {KEY}"})
+    finally:
+        child.communicate(b"\n")
+    assert found["files"] == [str(leaked)]
+    assert any(entry.startswith(f"{child.pid} ") for entry in found["arguments"])
+    assert any(entry.startswith(f"{child.pid} ") for entry in found["environments"])
+    assert (found["journal"], found["show"]) == (True, True)
+    assert KEY not in json.dumps(found)
+
+
+def test_an_empty_journal_proves_nothing(key_file: str) -> None:
+    request = {"key_file": key_file, "scan": [], "config_dir": "/etc/bigiron"}
+    assert "error" in onhost("serving").secrets(request, {"rc": 0, "out": ""}, {"A": "b"})["journal"]
+
+
+def test_the_key_is_taken_out_of_every_fact(key_file: str) -> None:
+    found = onhost("serving").redacted({"show": {"Environment": f"LLAMA_API_KEY={KEY}"}, "list": [KEY]}, key_file)
+    assert found == {"show": {"Environment": "LLAMA_API_KEY=(a secret)"}, "list": ["(a secret)"]}
+
+
+def test_another_secret_in_the_arguments_is_masked_too() -> None:
+    words = ["llama-server", "--api-key", "other", "--hf-token=abc", "--port", "1"]
+    assert onhost("serving").masked(words) == [
+        "llama-server",
+        "--api-key",
+        "(a secret)",
+        "--hf-token=(a secret)",
+        "--port",
+        "1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "answer", "words"),
+    [
+        ("bash\n", {}, "systemd is not PID 1 here, it is bash"),
+        ("systemd\n", {"rc": 0, "out": "Running in chroot, ignoring command 'show'\n"}, "chroot"),
+        (
+            "systemd\n",
+            {"rc": 1, "out": "System has not been booted with systemd as init system (PID 1).\n"},
+            "has not been booted",
+        ),
+        ("systemd\n", {"error": "systemctl is not installed"}, "not installed"),
+    ],
+)
+def test_systemctl_that_cannot_tell(monkeypatch: pytest.MonkeyPatch, first: str, answer: dict[str, Any], words: str) -> None:
+    running = onhost("running")
+    monkeypatch.setattr(running, "read_text", lambda path: first)
+    monkeypatch.setattr(running, "run", lambda argv: answer)
+    assert words in running.show("x.service")["error"]
+
+
+def test_repeated_properties_keep_all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = onhost("running")
+    monkeypatch.setattr(running, "read_text", lambda path: "systemd\n")
+    monkeypatch.setattr(running, "run", lambda argv: {"rc": 0, "out": "LoadState=loaded\nDeviceAllow=a r\nDeviceAllow=b r\n"})
+    assert running.show("x.service") == {"LoadState": "loaded", "DeviceAllow": "a r\nb r"}
+
+
+def test_addresses_as_the_kernel_writes_them() -> None:
+    address_of = onhost("running").address_of
+    word = "0100007F" if sys.byteorder == "little" else "7F000001"
+    assert address_of(word) == "127.0.0.1"
+    assert address_of("0" * 32) == "::"
+
+
+def test_a_listener_and_its_owner_are_found() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        found = onhost("running").listeners(os.getpid(), server.server_port)
+        mine = [entry for entry in found["sockets"] if entry["port"] == server.server_port]
+        assert [entry["address"] for entry in mine] == ["127.0.0.1"]
+        assert mine[0]["inode"] in onhost("running").sockets_of(os.getpid())
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_folder(tmp_path: Path) -> None:
+    basics = onhost("basics")
+    assert basics.guarded(onhost("installed").leftovers, str(tmp_path / "absent"))["missing"] is True
+    (tmp_path / "Q4").mkdir()
+    (tmp_path / "Q4" / "a.gguf.part").touch()
+    assert onhost("installed").leftovers(str(tmp_path)) == ["Q4/a.gguf.part"]
+
+
+def test_a_program_killed_by_a_signal_keeps_its_number() -> None:
+    run = onhost("basics").run
+    assert run(["/bin/sh", "-c", "kill -ILL $$"])["rc"] == -4
+    assert run(["/nonexistent/tool"])["missing"] is True
+
+
+@pytest.mark.parametrize("path", sorted((SUITE / "onhost").glob("*.py")), ids=lambda path: path.name)
+def test_it_needs_python_3_9_and_its_library_only(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert all(name.name.partition(".")[0] in sys.stdlib_module_names for name in node.names)
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            assert str(node.module).partition(".")[0] in sys.stdlib_module_names
+
+
+def test_an_unreachable_host_is_said_in_sshs_words() -> None:
+    eyes = suite_module("eyes")
+    options = ("-F", "/dev/null", "-o", "ConnectTimeout=2", "-o", "Port=1")
+    with (
+        eyes.opened(Connection(kind="ssh", name="gone", host="127.0.0.1", ssh_args=options)) as opened,
+        pytest.raises(Unreachable) as caught,
+    ):
+        opened.collect({})
+    assert "refused" in caught.value.what
+
+
+def test_sudo_is_asked_once_with_a_wrong_password(tmp_path: Path) -> None:
+    """A stub sudo that counts: one attempt, and the judge's program never reaches it as further passwords."""
+    log = tmp_path / "log"
+    sudo = tmp_path / "sudo"
+    sudo.write_text(
+        f'#!/bin/sh\ncase "$1" in -n) exit 1;; esac\ncat >> {log}\necho "sudo: 1 incorrect password attempt" >&2\nexit 1\n'
+    )
+    sudo.chmod(0o755)
+    identity = tmp_path / "id"
+    identity.write_text("#!/bin/sh\necho 1000\n")
+    identity.chmod(0o755)
+    eyes = suite_module("eyes")
+    connection = Connection(kind="local", name="here", host="localhost", become_exe=str(sudo), become_password=lambda: "wrong")
+    with eyes.opened(connection) as opened:
+        opened.backend.extra_env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        with pytest.raises(Unreachable, match="sudo refused the password"):
+            opened.collect({})
+    assert log.read_text() == "wrong\n"
