@@ -53,6 +53,12 @@ def test_baseline_is_never_more_than_the_cpu_has(flags):
     assert {name for name, value in options.items() if value == "ON"} == {n for n, needs in build.X86_OPTIONS.items() if set(needs) <= flags}
 
 
+def test_amx_is_off_until_upstream_mends_it():
+    options, baseline = build.cpu_options("x86_64", [*ZEN4, "amx_tile", "amx_int8", "amx_bf16"])
+    assert {options[name] for name in build.AMX_OPTIONS} == {"OFF"}
+    assert not any(flag.startswith("amx") for flag in baseline)
+
+
 def test_arm_architecture_names_its_extensions():
     options, baseline = build.cpu_options("aarch64", ["asimd", "asimddp", "asimdhp", "i8mm", "sve"])
     assert options["GGML_CPU_ARM_ARCH"] == "armv8.2-a+dotprod+fp16+i8mm+sve"

@@ -32,10 +32,10 @@ X86_OPTIONS: dict[str, tuple[str, ...]] = {
     "GGML_AVX512_VBMI": ("avx512vbmi",),
     "GGML_AVX512_VNNI": ("avx512_vnni",),
     "GGML_AVX512_BF16": ("avx512_bf16",),
-    "GGML_AMX_TILE": ("amx_tile",),
-    "GGML_AMX_INT8": ("amx_int8",),
-    "GGML_AMX_BF16": ("amx_bf16",),
 }
+AMX_OPTIONS = ("GGML_AMX_TILE", "GGML_AMX_INT8", "GGML_AMX_BF16")
+"""Off even where the CPU has AMX: GCC drops the tile configuration as a dead store, and the first tile load is an illegal instruction
+(llama.cpp pull request #26954, open; seen with b11434 and g++ 12.2.0). ``llama_cpp_extra_options`` can turn them on."""
 # GCC's -march extension <- kernel flag (arch/arm64/include/asm/hwcap.h)
 ARM_EXTENSIONS = {"asimddp": "dotprod", "asimdhp": "fp16", "i8mm": "i8mm", "sve": "sve", "bf16": "bf16"}
 
@@ -91,7 +91,8 @@ def cpu_options(arch: str, flags: Collection[str]) -> tuple[dict[str, str], tupl
     if arch in ("x86_64", "amd64"):
         chosen = {name: have.issuperset(needs) for name, needs in X86_OPTIONS.items()}
         baseline = tuple(sorted({flag for name, needs in X86_OPTIONS.items() if chosen[name] for flag in needs}))
-        return {"GGML_NATIVE": "OFF", **{name: "ON" if on else "OFF" for name, on in chosen.items()}}, baseline
+        named = {name: "ON" if on else "OFF" for name, on in chosen.items()}
+        return {"GGML_NATIVE": "OFF", **named, **dict.fromkeys(AMX_OPTIONS, "OFF")}, baseline
     if arch in ("aarch64", "arm64"):
         extensions = [name for flag, name in ARM_EXTENSIONS.items() if flag in have]
         march = "+".join(["armv8.2-a" if "asimddp" in have else "armv8-a", *extensions])

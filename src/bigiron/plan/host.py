@@ -259,6 +259,11 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
             f"llama.cpp {intent.source.commit}, {choice.identity.compiler or 'compiler unknown'}, {machine.libc}: {choice.why}",
         ),
         Reason("CPU", ", ".join(choice.identity.cpu_baseline) or "baseline", "instruction sets this CPU reports; a CPU without them gets its own build"),
+        *(
+            [Reason("AMX", "off", "llama.cpp pull request #26954: its AMX kernels die of an illegal instruction when built with GCC")]
+            if "amx_tile" in machine.cpu.flags
+            else []
+        ),
         Reason("model", f"{intent.model.quant}, {count(len(fact.model.files), 'file')}, {gib(fact.model.total_bytes)}", f"{intent.model.repo} at {intent.model.revision[:12]}"),
         Reason(
             "threads",
