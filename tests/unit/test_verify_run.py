@@ -125,6 +125,13 @@ def test_the_real_eyes_look_at_this_machine() -> None:
     assert verdict.seconds is not None
 
 
+def test_many_hosts_at_once_load_the_eyes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "state.eyes", raising=False)
+    verdicts = verify.run([host(f"here{number}", llama_server_port=9) for number in range(6)], completion=False)
+    assert [verdict.host for verdict in verdicts] == [f"here{number}" for number in range(6)]
+    assert not any(verdict.unreachable or verdict.ok for verdict in verdicts)
+
+
 def test_plain_pytest_says_how_to_start_the_judge() -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/state", "--hosts=lab01"],

@@ -152,7 +152,10 @@ class _Judge:
         self.ended = False
 
     def start(self) -> None:
-        """Look at all hosts at once, while pytest collects."""
+        """Look at all hosts at once, while pytest collects. The modules are loaded here, for all threads."""
+        suite_module("subject")
+        if self._look is _look:
+            suite_module("eyes")
         self._futures = {name: self._pool.submit(self._look_at, host) for name, host in self._hosts.items()}
 
     def close(self) -> None:
