@@ -16,15 +16,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
-
-import pytest
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bigiron.errors import BigironError, Unreachable, UsageError
 from bigiron.fleet.connection import Connection
 from bigiron.paths import PROJECT
 from bigiron.report.verdict import Check, Verdict
 from bigiron.state.render import render
+
+if TYPE_CHECKING:
+    import pytest
 
 SUITE = PROJECT / "tests" / "state"
 AT_ONCE = 16
@@ -72,6 +73,8 @@ def run(
     server for one completion; ``look`` replaces the eyes (tests). Raises UsageError for no hosts, BigironError when the suite
     cannot run.
     """
+    import pytest  # noqa: PLC0415 - 0.1 s that commands without a verdict need not pay
+
     if not hosts:
         raise UsageError("there is no host to judge", hint="./inv hosts lists what the inventory has")
     plugin = _Judge([_completed(host) for host in hosts], deep=deep, completion=completion, look=look)
@@ -182,8 +185,8 @@ class _Judge:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-            check = params.get("check")
+            callspec = getattr(item, "callspec", None)
+            check = callspec.params.get("check") if callspec else None
             if isinstance(check, Check):
                 self._checks[item.nodeid] = (self._noted[id(check)], check)
 
