@@ -117,10 +117,17 @@ def provision(
     return work.exit_code(outcomes)
 
 
-@task(help={**HELP, "deep": "hash every file of the release and the model again", "junit": "also write JUnit XML to this file"})
+@task(help={**HELP, "deep": "hash every file of the release and the model again", "completion": "ask the server for one completion (on by default)", "junit": "also write JUnit XML to this file"})
 @guarded
 def verify(
-    _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, deep: bool = False, junit: str = "", json: bool = False
+    _c: Context,
+    host: str = "",
+    group: str = "",
+    inventory: str = INVENTORY,
+    deep: bool = False,
+    completion: bool = True,
+    junit: str = "",
+    json: bool = False,
 ) -> int:
     """Judge hosts against their plan with independent eyes (testinfra); the verdict names each check, and a remedy for each failure.
 
@@ -129,7 +136,7 @@ def verify(
     from bigiron.fleet import judge
     from bigiron.report import verdicts
 
-    verdicts_, errors = judge.hosts(_targets(host, group, inventory), deep=deep, junit=junit or None)
+    verdicts_, errors = judge.hosts(_targets(host, group, inventory), deep=deep, completion=completion, junit=junit or None)
     return verdicts.show(verdicts_, errors, as_json=json)
 
 

@@ -96,6 +96,7 @@ def run(
     result = PlayResult(0, log)
     with (
         (folder / f"ansible-{playbook}.stderr").open("w", encoding="utf-8") as complaints,
+        (folder / f"events-{playbook}.jsonl").open("a", encoding="utf-8") as events,
         subprocess.Popen(
             playbook_argv(playbook, inventories, hosts, extra),
             cwd=PROJECT,
@@ -113,6 +114,7 @@ def run(
         for line in process.stdout or ():
             event = _parse(line)
             if event:
+                events.write(line)
                 _note(result, event)
                 on_event(event)
         result.return_code = process.wait()
