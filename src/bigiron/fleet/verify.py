@@ -73,7 +73,7 @@ def run(
     server for one completion; ``look`` replaces the eyes (tests). Raises UsageError for no hosts, BigironError when the suite
     cannot run.
     """
-    import pytest  # noqa: PLC0415 - 0.1 s that commands without a verdict need not pay
+    import pytest
 
     if not hosts:
         raise UsageError("there is no host to judge", hint="./inv hosts lists what the inventory has")
