@@ -289,6 +289,10 @@ def test_compiler_that_apt_would_install(tmp_path):
     plant(tmp_path, {"usr/bin/apt-cache": "", "var/lib/apt/lists/deb_bookworm_main_Packages.lz4": ""})
     programs = Programs(apt_cache=Output(0, POLICY, ""))
     found = look(tmp_path, programs)
+    assert [call[:3] for call in programs.calls] == [
+        ["apt-cache", "policy", "build-essential"],
+        ["apt-cache", "policy", "g++-12"],
+    ]
     assert found["package_candidates"] == {"build-essential": "12.9", "g++": "4:12.2.0-3", "g++-12": "12.2.0-14+deb12u1"}
     assert (found["compiler"], found["compiler_candidate"], found["apt_lists"]) == (None, "g++ 12.2.0", True)
 

@@ -22,7 +22,7 @@ KEY = "correct-horse-battery"
 
 
 class Llama:
-    """A stub of llama-server: ``health`` answers in turn (the last one stays), /v1/models is 200 at once, POST needs the key."""
+    """A stub of llama-server: ``health`` answers in turn (the last stays), /v1/models is 200 at once, POST needs a key."""
 
     def __init__(self, health: list[int], completion: tuple[int, Any] | None = None) -> None:
         self.health = health
@@ -188,6 +188,21 @@ def test_death_ends_the_wait_at_once_with_a_plain_sentence(dead, sentence):
     assert clock.now == serving.INTERVAL_S
 
 
+def test_last_words_are_of_the_run_that_died():
+    calls = []
+    begin = systemd(state(InvocationID="aa"), state(MainPID=4242, NRestarts=1, InvocationID="bb", ExecMainStatus=1))
+
+    def keep(argv):
+        calls.append(argv)
+        return begin(argv)
+
+    with running(Llama([503])) as port, pytest.raises(BigironError):
+        wait(port, keep)
+    assert [argument for argument in calls[-1] if "ID=" in argument or argument == "+"] == [
+        "_SYSTEMD_INVOCATION_ID=aa", "+", "INVOCATION_ID=aa", "+", "_SYSTEMD_INVOCATION_ID=bb", "+", "INVOCATION_ID=bb",
+    ]  # fmt: skip
+
+
 def test_an_earlier_restart_is_no_death():
     with running(Llama([200])) as port:
         assert wait(port, systemd(state(NRestarts=3))).pid == os.getpid()
@@ -274,7 +289,7 @@ def test_a_wrong_key_is_said(tmp_path):
 def test_nobody_there(tmp_path):
     with running(Llama([200])) as port:
         pass
-    assert "refused" in serving.main(request(port, key_file(tmp_path)))["error"]
+    assert serving.main(request(port, key_file(tmp_path)))["error"] == "no completion: connection refused"
 
 
 @pytest.mark.parametrize(

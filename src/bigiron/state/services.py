@@ -21,7 +21,17 @@ TIMES = ("ConditionTimestampMonotonic", "AssertTimestampMonotonic")
 INTEGERS = ("MainPID", "NRestarts", "ExecMainStatus", "ExecMainCode", "StartLimitBurst", "Job", *TIMES)
 BOOLEANS = ("NeedDaemonReload", "ConditionResult", "AssertResult")
 LISTS = ("DropInPaths",)
-TEXTS = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "FragmentPath", "Result", "StartLimitIntervalUSec")
+TEXTS = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "UnitFileState",
+    "FragmentPath",
+    "Result",
+    "StartLimitIntervalUSec",
+    "InvocationID",
+)
 HEALTH_TIMEOUT_S = 2.0
 
 

@@ -11,7 +11,7 @@ import http.client
 import json
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ..errors import BigironError
 from ..machine.probe import Start, Tree, start
@@ -54,9 +54,14 @@ def read_key(path: str) -> str:
     return key
 
 
-def journal(unit: str, begin: Start = start, secrets: Tuple[str, ...] = ()) -> List[str]:
-    """The unit's last journal lines, without anything that is or looks like a secret."""
-    argv = ["journalctl", "--no-pager", "--output=cat", "--quiet", f"--lines={JOURNAL_LINES}", f"--unit={unit}"]
+def journal(unit: str, looks: Iterable[Dict[str, Any]], begin: Start = start, secrets: Tuple[str, ...] = ()) -> List[str]:
+    """The last journal lines of the runs seen in ``looks`` (of the unit, when none ran), without any secret."""
+    runs = dict.fromkeys(str(look["InvocationID"]) for look in looks if look.get("InvocationID"))
+    # what the process wrote, and what systemd wrote about it; "+" is or
+    matches = [part for run in runs for part in (f"_SYSTEMD_INVOCATION_ID={run}", "+", f"INVOCATION_ID={run}", "+")][:-1]
+    # a unit that systemd has forgotten has no run: its last lines may be of earlier days, so only the very last
+    which = matches or ["--lines=2", f"--unit={unit}"]
+    argv = ["journalctl", "--no-pager", "--output=cat", "--quiet", f"--lines={JOURNAL_LINES}", *which]
     return without_secrets(begin(argv)().out, secrets).splitlines()
 
 
@@ -115,7 +120,7 @@ def wait_ready(
         first = first or unit_now
         died = explain(first, unit_now)
         if died:
-            raise _death(unit, died, journal(unit, begin, secrets))
+            raise _death(unit, died, journal(unit, [first, unit_now] if first.get("MainPID") else [unit_now], begin, secrets))
         pid = int(unit_now.get("MainPID") or 0)
         if pid:
             first = {**unit_now, "NRestarts": first.get("NRestarts", 0)} if not first.get("MainPID") else first
@@ -161,7 +166,11 @@ def complete(host: str, port: int, key: str, prompt: str, n_predict: int, timeou
         data = response.read()
     except (OSError, http.client.HTTPException) as error:
         late = "timed out" in str(error)
-        what = f"no completion within {duration(timeout_s)}" if late else f"no completion: {error or type(error).__name__}"
+        what = (
+            f"no completion within {duration(timeout_s)}"
+            if late
+            else f"no completion: {(getattr(error, 'strerror', '') or str(error) or type(error).__name__).lower()}"
+        )
         raise BigironError(what, where=where) from None
     finally:
         connection.close()

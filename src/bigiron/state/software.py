@@ -10,10 +10,7 @@ from typing import Any, Callable, Dict, Iterable, Optional
 
 from ..machine.probe import Output, Start, Tree
 
-TOOLCHAIN = (
-    "build-essential", "g++", *(f"g++-{major}" for major in range(10, 17)), "gcc", "cmake", "ninja-build", "ccache",
-    "libssl-dev", "pkg-config", "git",
-)  # fmt: skip
+TOOLCHAIN = ("build-essential", "g++", "gcc", "cmake", "ninja-build", "ccache", "libssl-dev", "pkg-config", "git")
 
 
 def packages(tree: Tree, wanted: Optional[Iterable[str]] = None) -> Dict[str, Any]:
@@ -66,11 +63,16 @@ def candidates(answer: Output) -> Dict[str, str]:
     return {name: version for name, version in pairs if version != "(none)"}
 
 
+def versioned_compiler(offered: Dict[str, str]) -> Optional[str]:
+    """The package that ``g++`` stands for: its candidate ``4:12.2.0-3`` depends on ``g++-12``."""
+    major = re.match(r"(?:\d+:)?(\d+)\.", offered.get("g++", ""))
+    return f"g++-{major.group(1)}" if major else None
+
+
 def compiler_candidate(offered: Dict[str, str]) -> Optional[str]:
     """The compiler that installing ``g++`` would bring, as ``compiler`` will read then: ``"g++ 12.2.0"``."""
-    # g++ is 4:12.2.0-3 and depends on g++-12, whose version is the compiler's
-    major = re.match(r"(?:\d+:)?(\d+)", offered.get("g++", ""))
-    version = re.match(r"(?:\d+:)?(\d+\.\d+\.\d+)", offered.get(f"g++-{major.group(1)}", "")) if major else None
+    # the version of g++ itself lags behind: on Ubuntu 24.04 4:13.2.0 brings g++-13 at 13.3.0
+    version = re.match(r"(?:\d+:)?(\d+\.\d+\.\d+)", offered.get(versioned_compiler(offered) or "", ""))
     return f"g++ {version.group(1)}" if version else None
 
 
@@ -94,6 +96,10 @@ def toolchain(tree: Tree, begin: Start) -> Callable[[], Dict[str, Any]]:
             return facts
         if not there:
             offered = candidates(answer)
+            # asked second and alone: apt takes a name it does not know for a pattern, which costs ten times as much
+            second = versioned_compiler(offered)
+            named = candidates(begin(["apt-cache", "policy", second])()) if second else {}
+            offered.update({name: version for name, version in named.items() if name == second})
             return {**facts, "package_candidates": offered, "compiler_candidate": compiler_candidate(offered)}
         known = answer.rc == 0 and re.fullmatch(r"\d+(\.\d+)+", answer.out.strip())
         if not known:
