@@ -83,7 +83,7 @@ def preferred_types(known: list[KnownKey], offered: tuple[str, ...]) -> tuple[st
 
 
 def check(route: Route, key_type: str, blob: bytes, known: list[KnownKey]) -> None:
-    """Accept the key or raise Unreachable, as ``StrictHostKeyChecking`` says; a new key is recorded where ssh would record it."""
+    """Accept the key or raise Unreachable, as ``StrictHostKeyChecking`` says; a new key is recorded where ssh would."""
     got = f"{key_type} {fingerprint(blob)}"
     if any(key.marker == "@revoked" and key.blob == blob for key in known):
         raise Unreachable(f"the host key {got} is marked as revoked", where=route.label)
@@ -98,7 +98,8 @@ def check(route: Route, key_type: str, blob: bytes, known: list[KnownKey]) -> No
         old = conflicting[0]
         name = shlex.quote(route.key_name)
         raise Unreachable(
-            f"the host key of {route.address} has changed: expected {old.type} {fingerprint(old.blob)} ({old.file}:{old.line}), got {got}",
+            f"the host key of {route.address} has changed: expected {old.type} {fingerprint(old.blob)} "
+            f"({old.file}:{old.line}), got {got}",
             where=route.label,
             hint=f"if the machine was reinstalled: ssh-keygen -f {shlex.quote(old.file)} -R {name}; "
             "if not, someone may be answering in its place",

@@ -5,7 +5,7 @@ that sudo did not want). Every run has its own random marker:
 
 1. the bootstrap in argv checks the Python, prints ``MARKER READY`` and skips input up to the line ``MARKER <bytes>``;
 2. it reads exactly that many bytes, and runs them only when all arrived;
-3. the program reads one line of JSON (the request), calls the entry, and prints ``MARKER {"ok": ...}`` or ``MARKER {"error": ...}``.
+3. the program reads one line of JSON (the request), calls the entry, and prints ``MARKER {"ok": ...}`` or an error.
 
 Nothing is read from or written to the host's disk, and the program's own standard output is its standard error.
 """
@@ -83,8 +83,8 @@ run()
 def build(entry: str, modules: tuple[str, ...] = ()) -> bytes:
     """The program text for ``entry`` (``"bigiron.state.observed:main"``, a ``def main(request: dict) -> dict``).
 
-    Sent are the module of ``entry``, ``modules``, ``bigiron.errors`` and whatever those import relatively. A package that is only
-    a parent is sent empty, one that is imported from is sent with its ``__init__``. Raises BigironError when a module does not exist.
+    Sent are the module of ``entry``, ``modules``, ``bigiron.errors`` and whatever those import relatively. A package that is
+    only a parent is sent empty, one that is imported from with its ``__init__``. Raises BigironError for a missing module.
     """
     module, _, function = entry.partition(":")
     sources: dict[str, tuple[bool, str]] = {}

@@ -1,14 +1,13 @@
 """Which hosts there are and what is said about them: any Ansible inventory, as Ansible reads it.
 
-``ansible-inventory`` reads the sources; templates are filled in by Ansible's own templating. The result is kept by content, so a
-second command on an unchanged inventory imports and starts nothing. Secrets in clear text are never kept, vault text stays
+``ansible-inventory`` reads the sources; templates are filled in by Ansible's own templating. The result is kept by content, so
+a second command on an unchanged inventory imports and starts nothing. Secrets in clear text are never kept, vault text stays
 ciphertext until someone asks for that very value.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bigiron.errors import BigironError, UsageError
-from bigiron.fleet import patterns
+from bigiron.fleet import patterns, values
 from bigiron.fleet.connection import Connection, from_vars
 from bigiron.fleet.environment import clean_env
 from bigiron.fleet.sources import Sources, listing, locate, resolve, scan
@@ -24,16 +23,15 @@ from bigiron.paths import cache_dir, write_atomic
 
 __all__ = ["Inventory", "Target", "Vars", "clean_env", "load"]
 
-_SECRET_NAME = re.compile(r"(pass(word|wd|phrase)?|secret|token|api_?key|credential)s?$", re.IGNORECASE)
 _KEPT = 24  # cache entries; an inventory under edit makes a new one with every change
 
 
 class Vars(Mapping[str, Any]):
     """A host's variables, resolved. Asking for a sealed or unresolvable one does the work then, or raises BigironError."""
 
-    def __init__(self, host: str, values: dict[str, Any], pending: dict[str, str], book: _Book) -> None:
+    def __init__(self, host: str, known: dict[str, Any], pending: dict[str, str], book: _Book) -> None:
         self._host = host
-        self._values = values
+        self._values = known
         self._pending = pending
         self._book = book
 
@@ -60,7 +58,7 @@ class Vars(Mapping[str, Any]):
         return dict(self._values)
 
     def pending(self) -> dict[str, str]:
-        """Names that are not in :meth:`known`, with why: ``"secret"``, ``"vault"`` or Ansible's own complaint."""
+        """Names that are not in :meth:`known`, with why: ``"secret"``, ``"vault"``, ``"changing"`` or Ansible's own complaint."""
         return dict(self._pending)
 
 
@@ -78,7 +76,7 @@ class Target:
         return from_vars(self.name, self.vars)
 
     def secret(self, name: str) -> str:
-        """The value of a secret variable, decrypted now. Raises BigironError when it cannot be opened, UsageError when nobody sets it."""
+        """The value of a secret variable, decrypted now. Raises BigironError when it cannot be opened, UsageError when unset."""
         if name not in self.vars:
             raise UsageError(f"{name} is not set", where=self.name, hint=f"ansible-vault encrypt_string --name {name}")
         return str(self.vars[name])
@@ -109,12 +107,17 @@ class Inventory:
 
 
 def load(path: str, *, cache: bool = True) -> Inventory:
-    """Read the inventory at ``path`` (file, folder, or ``"host1,host2,"``). Raises UsageError naming the file when it cannot be read."""
+    """Read the inventory at ``path``: file, folder, several of them with commas between, or ``"host1,host2,"``.
+
+    Raises UsageError naming the file when it cannot be read or holds no host.
+    """
     sources = scan(locate(path))
     file = cache_dir("inventory") / f"{sources.key}.json"
     kept = _read(file) if cache and sources.cacheable else None
     book = _Book(sources)
-    if kept is None:
+    if kept is not None:
+        book.sealed = {host: entry["sealed"] for host, entry in kept["hosts"].items()}
+    else:
         kept = book.digest()
         if cache and sources.cacheable:
             write_atomic(file, json.dumps(kept), 0o600)
@@ -156,7 +159,7 @@ class _Book:
         self._listing: dict[str, Any] | None = None
         self._warnings: list[str] = []
         self._revealed: dict[tuple[str, str], Any] = {}
-        self._secret_names: set[str] = set()
+        self.sealed: dict[str, dict[str, Any]] = {}
 
     def _raw(self) -> dict[str, Any]:
         if self._listing is None:
@@ -167,54 +170,48 @@ class _Book:
         """Groups, and per host the values that may be kept plus the names that may not, with why. No clear secret is in it."""
         raw = self._raw()
         hostvars: dict[str, dict[str, Any]] = raw["_meta"]["hostvars"]
-        templated = {host: [name for name, value in values.items() if _is_template(value)] for host, values in hostvars.items()}
+        moving, clear = values.changing(hostvars.values()), values.clear_secrets(hostvars.values())
+        templated = {
+            host: [name for name, value in mine.items() if name not in moving and values.is_template(value)]
+            for host, mine in hostvars.items()
+        }
         resolved = resolve(raw, self._sources, templated, secrets=False) if any(templated.values()) else {}
-        hosts = {}
-        for host, values in hostvars.items():
-            good: dict[str, Any] = {}
-            pending: dict[str, str] = {}
-            answer = resolved.get(host, {"values": {}, "problems": {}})
-            for name, value in values.items():
-                if name in answer["problems"]:
-                    pending[name] = str(answer["problems"][name])
-                elif _has_vault(value):
-                    pending[name] = "vault"
-                elif _secret(name, value):
-                    pending[name] = "secret"
-                else:
-                    good[name] = _unwrap(answer["values"].get(name, value))
-            clear = {text for name in pending for text in _texts(values[name]) if len(text) >= 4}
-            for name in [name for name in good if _mentions(good[name], clear)]:
-                pending[name] = "secret"
-                del good[name]
-            hosts[host] = {"values": good, "pending": pending}
-        order = _host_order(raw)
+        order = list(dict.fromkeys([host for group in raw.values() for host in group.get("hosts", [])] + list(hostvars)))
+        empty: dict[str, dict[str, Any]] = {"values": {}, "problems": {}}
+        hosts = {host: values.sort(hostvars[host], resolved.get(host, empty), moving, clear) for host in order}
+        self.sealed = {host: entry["sealed"] for host, entry in hosts.items()}
         return {
             "groups": {name: [h for h in order if h in _members(raw, name)] for name in raw if name not in {"_meta", "all"}},
-            "hosts": {name: hosts[name] for name in order},
+            "hosts": hosts,
             "warnings": self._warnings,
         }
 
     def reveal(self, host: str, name: str, why: str) -> Any:
-        """One value that was not kept: read, filled in and decrypted now. Raises BigironError naming variable, file and host."""
+        """One value that was not kept: read, filled in and decrypted now. Raises BigironError naming variable, file, host."""
+        if (host, name) in self._revealed:
+            return self._revealed[host, name]
+        if name in self.sealed.get(host, {}):
+            hostvars, document = self.sealed, {"_meta": {"hostvars": self.sealed}}
+        else:
+            document = self._raw()
+            hostvars = document["_meta"]["hostvars"]
+        if name not in hostvars.get(host, {}):
+            raise BigironError(f"{name} is no longer in the inventory", where=host)
+        value = hostvars[host][name]
+        if not values.ciphers(value) and not values.is_template(value):
+            return self._revealed.setdefault((host, name), values.unwrap(value))
+        # one child opens what a group shares for all of its hosts
+        same = {other: [name] for other, theirs in hostvars.items() if name in theirs and theirs[name] == value}
+        answer = resolve(document, self._sources, same, secrets=True)
+        for other in same:
+            if name in answer[other]["values"]:
+                self._revealed[other, name] = answer[other]["values"][name]
         if (host, name) not in self._revealed:
-            raw = self._raw()["_meta"]["hostvars"]
-            if name not in raw.get(host, {}):
-                raise BigironError(f"{name} is no longer in the inventory", where=host)
-            if not _has_vault(raw[host][name]) and not _is_template(raw[host][name]):
-                self._revealed[host, name] = _unwrap(raw[host][name])
-            else:
-                same = [other for other in raw if raw[other].get(name) == raw[host][name]]  # one child for a group's secret
-                answer = resolve(self._raw(), self._sources, {other: [name] for other in same}, secrets=True)
-                for other in same:
-                    if name in answer[other]["values"]:
-                        self._revealed[other, name] = answer[other]["values"][name]
-                if (host, name) not in self._revealed:
-                    raise self._sealed(host, name, raw[host][name], answer[host]["problems"].get(name, why))
+            raise self._sealed(host, name, value, answer[host]["problems"].get(name, why))
         return self._revealed[host, name]
 
     def _sealed(self, host: str, name: str, value: Any, why: str) -> BigironError:
-        cipher = next(iter(_ciphers(value)), None)
+        cipher = next(iter(values.ciphers(value)), None)
         hidden = [str(file) for file in self._sources.vaulted]
         if cipher is None and "vault" not in why and not (hidden and "undefined" in why):
             return BigironError(f"{name} cannot be resolved: {why}", where=host)
@@ -237,63 +234,6 @@ class _Book:
         return self._sources.name
 
 
-def _host_order(raw: dict[str, Any]) -> list[str]:
-    listed = [host for name, group in raw.items() if name != "_meta" for host in group.get("hosts", [])]
-    return list(dict.fromkeys([*listed, *raw["_meta"]["hostvars"]]))
-
-
 def _members(raw: dict[str, Any], group: str) -> set[str]:
     entry = raw.get(group, {})
     return set(entry.get("hosts", [])).union(*(_members(raw, child) for child in entry.get("children", [])))
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [] if set(value) == {"__ansible_vault"} else [text for item in value.values() for text in _texts(item)]
-    if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
-    return [value] if isinstance(value, str) else []
-
-
-def _is_template(value: Any) -> bool:
-    if isinstance(value, dict):
-        return "__ansible_unsafe" not in value and any(_is_template(item) for item in value.values())
-    if isinstance(value, list):
-        return any(_is_template(item) for item in value)
-    return isinstance(value, str) and ("{{" in value or "{%" in value)
-
-
-def _ciphers(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        if set(value) == {"__ansible_vault"}:
-            return [str(value["__ansible_vault"])]
-        return [cipher for item in value.values() for cipher in _ciphers(item)]
-    return [cipher for item in value for cipher in _ciphers(item)] if isinstance(value, list) else []
-
-
-def _has_vault(value: Any) -> bool:
-    return bool(_ciphers(value))
-
-
-def _secret(name: str, value: Any) -> bool:
-    """A value under a secret's name, at any depth, unless it is empty or only a switch or number."""
-    if isinstance(value, dict):
-        return any(_secret(str(key), item) for key, item in value.items())
-    if isinstance(value, list):
-        return any(_secret(name, item) for item in value)
-    return isinstance(value, str) and value != "" and bool(_SECRET_NAME.search(name))
-
-
-def _mentions(value: Any, secrets: set[str]) -> bool:
-    return any(secret in text for text in _texts(value) for secret in secrets)
-
-
-def _unwrap(value: Any) -> Any:
-    """``!unsafe`` text as plain text."""
-    if isinstance(value, dict):
-        return (
-            value["__ansible_unsafe"]
-            if set(value) == {"__ansible_unsafe"}
-            else {key: _unwrap(item) for key, item in value.items()}
-        )
-    return [_unwrap(item) for item in value] if isinstance(value, list) else value

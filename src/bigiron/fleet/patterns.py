@@ -18,7 +18,7 @@ _SUBSCRIPT = re.compile(r"^(?P<name>.+)\[(?:(?P<index>-?\d+)|(?P<start>\d*)[:-](
 def select(
     pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], *, where: str, groups_only: bool = False
 ) -> list[str]:
-    """The hosts that ``pattern`` names, in inventory order of its parts. Raises UsageError (with near names) for an unknown part."""
+    """The hosts that ``pattern`` names, part by part. Raises UsageError (with near names) for an unknown part."""
     parts = _split(pattern)
     if not parts:
         raise UsageError("the host pattern is empty", where=where)

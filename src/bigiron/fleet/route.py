@@ -1,4 +1,4 @@
-"""The way to a host as ``ssh`` itself sees it: ``ssh -G`` reads ssh_config, Include, Match, tokens and the command line for us."""
+"""The way to a host as ``ssh`` itself sees it: ``ssh -G`` reads ssh_config, Include, Match and the command line for us."""
 
 from __future__ import annotations
 

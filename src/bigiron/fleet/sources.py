@@ -1,4 +1,4 @@
-"""The files behind an inventory: what they are, whether their meaning can be kept, and what ``ansible-inventory`` reads in them."""
+"""The files behind an inventory: which they are, whether their meaning can be kept, and what Ansible reads in them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from bigiron.errors import BigironError, UsageError
 from bigiron.fleet.environment import ANSIBLE_CFG, clean_env
 from bigiron.paths import PROJECT
 
-FORMAT = "bigiron-inventory-1"  # change it when what the cache holds changes
+FORMAT = "bigiron-inventory-2"  # change it when what the cache holds changes
 VAULT_HEADER = b"$ANSIBLE_VAULT"
 PLAYBOOKS = PROJECT / "playbooks"
 # Ansible skips these in an inventory folder itself; `locks` is ours (ansible.cfg ignores it), and changes after every run
 _SKIPPED = ("locks", ".git", "__pycache__")
-_CHANGING = re.compile(rb"\b(lookup|query|q)\s*\(|\bnow\s*\(|\benv\s*\(|ansible_date_time")
 _PLUGIN = re.compile(rb"^\s*['\"]?plugin['\"]?\s*:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Every file that has a say in an inventory. ``key`` names their content; ``cacheable`` is False where content is not all."""
+    """Every file that has a say in an inventory. ``key`` names their content; ``cacheable``: content is all there is."""
 
     paths: tuple[str, ...]
     files: tuple[Path, ...]
@@ -95,12 +94,12 @@ def scan(paths: tuple[str, ...]) -> Sources:
         if content.startswith(VAULT_HEADER):
             vaulted.append(file)
         cacheable = cacheable and not _changes(file, content)
-    return Sources(paths, tuple([*files, *extra]), tuple(vaulted), digest.hexdigest(), cacheable)
+    return Sources(paths, (*files, *extra), tuple(vaulted), digest.hexdigest(), cacheable)
 
 
 def _changes(file: Path, content: bytes) -> bool:
-    """True when what a file says can change while its bytes do not."""
-    if content.startswith(VAULT_HEADER) or _CHANGING.search(content):
+    """True when what a file says can change while its bytes do not: a script, a plugin's configuration, an encrypted file."""
+    if content.startswith(VAULT_HEADER):
         return True
     if {"group_vars", "host_vars"} & set(file.parts):
         return False

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from bigiron.errors import BigironError, Refused, Unreachable
+from bigiron.errors import BigironError, Unreachable
 from bigiron.fleet import hostprogram, sudo
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.route import Route, resolve
@@ -100,7 +100,7 @@ class Session:
     ) -> dict[str, Any]:
         """Run ``entry`` (``"bigiron.state.observed:main"``) on the host with ``request``; return its answer.
 
-        Raises what the entry raised (BigironError and its kinds), Unreachable when it could not be started (network, sudo, Python).
+        Raises what the entry raised (BigironError and its kinds); Unreachable when it did not start (network, sudo, Python).
         """
         marker = f"BIGIRON-{secrets.token_hex(8)}"
         data = hostprogram.payload(hostprogram.build(entry, modules), request, marker)
@@ -112,12 +112,12 @@ class Session:
         return answer
 
     def run(self, argv: Iterable[str], *, data: bytes = b"", become: bool = False, timeout_s: float = 30) -> Completed:
-        """Run one command under ``LC_ALL=C``. A non-zero status is the caller's to judge; not getting there raises Unreachable."""
+        """Run one command under ``LC_ALL=C``. A non-zero status is the caller's to judge; Unreachable when not run."""
         status, out, err = self._run(argv, data, become=become, timeout_s=timeout_s)
         return Completed(status, out.decode("utf-8", "replace"), err)
 
     def read_file(self, path: str, *, timeout_s: float = 15) -> bytes | None:
-        """The bytes of a small file that anyone may read; None when it is not there. Raises BigironError when it cannot be read."""
+        """The bytes of a small public file; None when it is not there. Raises BigironError when it cannot be read."""
         status, out, err = self._run(["cat", "--", path], b"", become=False, timeout_s=timeout_s)
         if status == 0:
             return out
@@ -164,7 +164,7 @@ class Session:
         return wire
 
     def _converse(self, script: str, data: bytes, marker: str, *, become: bool, timeout_s: float) -> tuple[bytes, bytes, int]:
-        """Start ``script``, answer sudo at most once, hand over ``data`` when the script says READY; (stdout, stderr, status)."""
+        """Start ``script``, answer sudo at most once, hand over ``data`` on READY; (stdout, stderr, status)."""
         self.open()
         password = None
         prompt = f"{marker}-PASSWORD:"
@@ -214,9 +214,7 @@ class Session:
             return Unreachable("the connection was closed", where=name)
         text = err.decode("utf-8", "replace")
         if self._needs_sudo(become):
-            refusal: Unreachable | Refused | None = sudo.explain(
-                text, name, self.user, self.connection.become_user, self._rules(text)
-            )
+            refusal = sudo.explain(text, name, self.user, self.connection.become_user, self._rules(text))
             if refusal is not None:
                 return refusal
         python = self.connection.python or "python3"

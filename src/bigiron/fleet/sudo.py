@@ -8,13 +8,11 @@ from __future__ import annotations
 import re
 import shlex
 
-from bigiron.errors import Refused, Unreachable
-
-Error = Unreachable
+from bigiron.errors import Unreachable
 
 
 def wrap(script: str, *, exe: str, user: str, prompt: str | None) -> str:
-    """A sh script that runs ``script`` as ``user``. ``prompt`` None forbids asking (``-n``); else sudo asks with exactly that text."""
+    """A sh script that runs ``script`` as ``user``. ``prompt`` None forbids asking (``-n``); else sudo asks with that text."""
     ask = f"-S -p {shlex.quote(prompt)}" if prompt is not None else "-n"
     return f"LC_ALL=C exec {shlex.quote(exe)} -H {ask} -u {shlex.quote(user)} -- /bin/sh -c {shlex.quote(script)}"
 
@@ -28,7 +26,7 @@ def wrong_password(where: str, user: str, become_user: str) -> Unreachable:
     )
 
 
-def explain(stderr: str, where: str, user: str, become_user: str, allowed: str | None = None) -> Unreachable | Refused | None:
+def explain(stderr: str, where: str, user: str, become_user: str, allowed: str | None = None) -> Unreachable | None:
     """The sentence for what sudo said; None when this is not sudo speaking.
 
     ``allowed`` is the output of ``sudo -n -l`` where it could be had: it tells a rule for single commands from no rule at all.
