@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigiron.report.verdict import Check
+from bigiron.units import count
 
 from .subject import CannotTell, Subject
 
@@ -34,7 +35,7 @@ def manifest(s: Subject) -> tuple[bool, str]:
         return False, f"{s.release}/manifest.json does not exist"
     found = s.fact("release", "manifest")
     complete = isinstance(found.get("identity"), dict) and bool(found.get("files"))
-    return complete, f"the manifest names {len(found.get('files') or {})} files"
+    return complete, f"the manifest names {count(len(found.get('files') or {}), 'file')}"
 
 
 def fingerprint(s: Subject) -> tuple[bool, str]:
@@ -70,7 +71,7 @@ def files(s: Subject) -> tuple[bool, str]:
         elif s.deep and have.get("sha256") != wanted.get("sha256"):
             problems.append(f"{path} has another SHA-256 than the manifest")
     how = "size and SHA-256" if s.deep else "size"
-    return not problems, "; ".join(problems[:5]) or f"{len(listed)} files agree by {how}"
+    return not problems, "; ".join(problems[:5]) or f"{count(len(listed), 'file')} compared by {how}, no difference"
 
 
 def strangers(s: Subject) -> tuple[bool, str]:
