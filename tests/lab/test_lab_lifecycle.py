@@ -295,3 +295,35 @@ def test_a_killed_up_is_carried_on_and_a_killed_down_too(tmp_path: Path) -> None
     finally:
         copy.call("down")
     assert_nothing_left(copy, result["key"])
+
+
+def test_a_dropping_firewall_lets_the_bridge_through_and_gets_its_rules_back(tmp_path: Path) -> None:
+    """In a network namespace of its own, so that no other lab loses its way out meanwhile."""
+    script = """
+set -e
+nft -f - <<'END'
+table ip filter {
+    chain FORWARD {
+        type filter hook forward priority filter; policy drop;
+        ct state established accept
+    }
+}
+table inet own {
+    chain in {
+        type filter hook input priority 10; policy drop;
+    }
+}
+END
+nft list ruleset >before
+"$1" -c 'from bigiron.lab import firewall; firewall.open_bridge(); firewall.open_bridge()'
+nft list ruleset >open
+"$1" -c 'from bigiron.lab import firewall; firewall.close_bridge()'
+nft list ruleset >after
+grep -c accept open before after
+cmp before after
+"""
+    command = ["unshare", "--net", "sh", "-c", script, "sh", sys.executable]
+    environment = {**os.environ, "PYTHONPATH": str(paths.PROJECT / "src")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["open:4", "before:1", "after:1"]

@@ -71,11 +71,12 @@ def test_a_name_with_blanks_and_brackets_does_not_shift_the_fields(tmp_path: Pat
         child.wait()
 
 
-def test_processes_are_found_by_whole_arguments(sleeper: subprocess.Popen[bytes]) -> None:
-    child = subprocess.Popen(["sleep", "61.250"])
+def test_processes_are_found_by_whole_arguments() -> None:
+    word = f"61.{os.getpid()}5"
+    child = subprocess.Popen(["sleep", word])
     try:
-        assert [one.pid for one in state.find_processes("61.250")] == [child.pid]
-        assert state.find_processes("61.25") == []
+        assert [one.pid for one in state.find_processes(word)] == [child.pid]
+        assert state.find_processes(word[:-1]) == []
     finally:
         child.kill()
         child.wait()

@@ -128,7 +128,8 @@ def ensure(say: Callable[[str], None]) -> Path:
             root.rename(wanted.path)
             os.utime(wanted.path)
         finally:
-            tools.remove_tree(work)
+            for stale in cache.glob("tmp-base-*"):  # ours, and what an orphan of a killed run wrote in the meantime
+                tools.remove_tree(stale)
         for old in cache.glob("base-*"):
             if old.is_dir() and old.stat().st_mtime < time.time() - UNUSED_S:
                 tools.remove_tree(old)

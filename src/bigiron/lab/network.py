@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bigiron.errors import BigironError
-from bigiron.lab import state, tools
+from bigiron.lab import firewall, state, tools
 
 SHARED = Path("/run/bigiron-lab")
 """What labs of different folders must agree on (ip_forward, subnets). In /run, because a reboot undoes all of it."""
@@ -134,6 +134,7 @@ def up(wanted: str | None) -> tuple[str, str]:
             tools.run(["ip", "addr", "add", f"{subnet[1]}/24", "dev", state.BRIDGE])
             tools.run(["ip", "link", "set", state.BRIDGE, "up"])
         tools.run(["nft", "-f", "-"], text=ruleset(str(subnet)))
+        firewall.open_bridge()
         _forward_on()
     return str(subnet), str(subnet[1])
 
@@ -141,6 +142,7 @@ def up(wanted: str | None) -> tuple[str, str]:
 def down() -> None:
     """Remove table and bridge, and put ip_forward back when we changed it and no other lab needs it."""
     with shared_lock():
+        firewall.close_bridge()
         tools.run(["nft", "-f", "-"], text=f"add table ip {state.TABLE}\ndelete table ip {state.TABLE}\n")
         _remove_bridge()
         _forward_off()
