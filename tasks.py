@@ -33,10 +33,10 @@ def hosts(_c: Context, host: str = "all", group: str = "", inventory: str = INVE
     Example: ./inv hosts --inventory inventory/example
     """
     from bigiron.fleet import inventory as inventories
-    from bigiron.report import console
+    from bigiron.report import console, machines
 
     found = inventories.load(inventory).select(host, group or None)
-    rows = [(one.name, ", ".join(one.groups), one.connection.describe()) for one in found]
+    rows = [(one.name, ", ".join(one.groups), machines.reached(one.connection)) for one in found]
     if json:
         console.print_json([{"host": name, "groups": groups.split(", "), "reached": how} for name, groups, how in rows])
     else:
@@ -65,7 +65,13 @@ def probe(_c: Context, host: str = "", group: str = "", inventory: str = INVENTO
 @task(help={**HELP, "exit-code": "exit 2 when something differs", "diff": "show file diffs (on by default)"})
 @guarded
 def plan(
-    _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False, exit_code: bool = False, diff: bool = True
+    _c: Context,
+    host: str = "",
+    group: str = "",
+    inventory: str = INVENTORY,
+    json: bool = False,
+    exit_code: bool = False,
+    diff: bool = True,
 ) -> int:
     """Show what bigiron decided for the hosts, why, and what differs there now; changes nothing.
 
@@ -117,7 +123,14 @@ def provision(
     return work.exit_code(outcomes)
 
 
-@task(help={**HELP, "deep": "hash every file of the release and the model again", "completion": "ask the server for one completion (on by default)", "junit": "also write JUnit XML to this file"})
+@task(
+    help={
+        **HELP,
+        "deep": "hash every file of the release and the model again",
+        "completion": "ask the server for one completion (on by default)",
+        "junit": "also write JUnit XML to this file",
+    }
+)
 @guarded
 def verify(
     _c: Context,
@@ -289,7 +302,13 @@ def lint(_c: Context) -> int:
     return selftest.lint()
 
 
-@task(help={"fast": "under a minute, no root: style, types and unit tests", "only": "pytest expression (-k)", "junit": "write JUnit XML here"})
+@task(
+    help={
+        "fast": "under a minute, no root: style, types and unit tests",
+        "only": "pytest expression (-k)",
+        "junit": "write JUnit XML here",
+    }
+)
 @guarded
 def test(_c: Context, fast: bool = False, only: str = "", junit: str = "") -> int:
     """Run everything: lint, types, unit, roles, state and the lab end to end. pytest's own summary comes last.

@@ -34,7 +34,9 @@ def on(host: str, script: str) -> str:
 def inv(*words: str, cache: str) -> dict:
     argv = [str(PROJECT / "inv"), *words, "--json"]
     environment = {**os.environ, "XDG_CACHE_HOME": cache}
-    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, cwd=PROJECT, env=environment)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, cwd=PROJECT, env=environment
+    )
     if done.returncode:
         sys.exit(f"{' '.join(argv)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return json.loads(done.stdout)
@@ -76,7 +78,10 @@ def main() -> None:
         inv("provision", "--host", BUILDER, "--inventory", inventory, cache=scratch)
         whole = time.perf_counter() - inv_started
         built = role_seconds()
-        print(f"role llama_cpp         {built:7.1f} s   (of {whole:.1f} s for the whole provision; releases before: {before.split()})", flush=True)
+        print(
+            f"role llama_cpp         {built:7.1f} s   (of {whole:.1f} s for the whole provision; releases before: {before.split()})",
+            flush=True,
+        )
         inv("provision", "--host", SECOND, "--inventory", inventory, cache=scratch)
         compiler = on(SECOND, "command -v g++ ninja cmake || echo none").strip()
         print(f"first build / plain    {built / plain:7.3f}   (at most 1.1: {'met' if built / plain <= 1.1 else 'MISSED'})")

@@ -41,7 +41,10 @@ def ssh(host: str) -> list[str]:
 
 
 def at_once(commands: Sequence[Sequence[str]]) -> None:
-    children = [subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for argv in commands]
+    children = [
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for argv in commands
+    ]
     if any(child.wait() for child in children):
         sys.exit("an ssh of the floor failed")
 
@@ -56,7 +59,12 @@ def stock_playbook(folder: Path) -> Path:
         if kind == 0:
             tasks.append({"ansible.builtin.file": {"path": f"{base}/d{n}", "state": "directory", "mode": "0755"}})
         elif kind == 1:
-            tasks.append({"ansible.builtin.template": {"src": str(folder / "t.j2"), "dest": f"{base}/d{n - 1}/t", "mode": "0644"}, "vars": {"item_number": n}})
+            tasks.append(
+                {
+                    "ansible.builtin.template": {"src": str(folder / "t.j2"), "dest": f"{base}/d{n - 1}/t", "mode": "0644"},
+                    "vars": {"item_number": n},
+                }
+            )
         elif kind == 2:
             tasks.append({"ansible.builtin.copy": {"content": f"content {n}\n", "dest": f"{base}/d{n - 2}/c", "mode": "0644"}})
         else:

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from invoke import Collection, Exit, ParseError, Program, UnexpectedExit
 
 from bigiron import __version__
 from bigiron.errors import EXIT_FAILED, EXIT_USAGE, BigironError, UsageError
-from bigiron.paths import PROJECT
+from bigiron.paths import PROJECT, state_dir
 
 INTERRUPTED = 130
 
@@ -130,7 +131,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BigironError as error:
         report_error(error)
         return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the one place where a defect of ours becomes a sentence
+        report_error(_defect(error))
+        return EXIT_FAILED
     return 0
+
+
+def _defect(error: Exception) -> BigironError:
+    report = state_dir() / "traceback.txt"
+    report.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return BigironError(
+        f"bigiron itself failed: {type(error).__name__}: {error}", hint=f"a defect, please report it; the traceback is in {report}"
+    )
 
 
 def _code(code: object) -> int:

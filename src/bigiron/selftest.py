@@ -15,7 +15,10 @@ from bigiron.units import duration
 
 BIN = Path(sys.executable).parent
 PYTHON_TREES = ("src", "tasks.py", "tests", "benchmarks", "plugins")
-FAST = (("ruff check", ("ruff", "check", "--quiet", *PYTHON_TREES)), ("ruff format", ("ruff", "format", "--check", "--quiet", *PYTHON_TREES)))
+FAST = (
+    ("ruff check", ("ruff", "check", "--quiet", *PYTHON_TREES)),
+    ("ruff format", ("ruff", "format", "--check", "--quiet", *PYTHON_TREES)),
+)
 TYPES = (("mypy --strict", ("mypy", "--no-error-summary")),)
 YAML = (("yamllint", ("yamllint", "--strict", ".")),)
 ANSIBLE = (("ansible-lint", ("ansible-lint", "--offline", "--strict", "--profile", "production", "-q")),)

@@ -87,7 +87,10 @@ def test_key_is_readable_by_nobody_else(main_host):
 
 def test_server_wants_the_key_and_listens_on_loopback_only(main_host):
     code = "curl_() { python3 -c 'import sys,urllib.request,urllib.error\ntry: print(urllib.request.urlopen(sys.argv[1]).status)\nexcept urllib.error.HTTPError as e: print(e.code)' $1; }; "
-    assert on(MAIN, code + "curl_ http://127.0.0.1:8080/v1/models; curl_ http://127.0.0.1:8080/health").split() == ["401", "200"]
+    assert on(MAIN, code + "curl_ http://127.0.0.1:8080/v1/models; curl_ http://127.0.0.1:8080/health").split() == [
+        "401",
+        "200",
+    ]
     assert re.search(r"127\.0\.0\.1:8080\b", on(MAIN, "ss -Hltn"))
     assert not re.search(r"(0\.0\.0\.0|\*|\[::\]):8080\b", on(MAIN, "ss -Hltn"))
 
@@ -190,7 +193,12 @@ def test_a_disk_too_small_is_refused_before_the_first_byte(main_host):
 
 def test_interrupted_provision_is_carried_on_and_a_second_host_compiles_nothing(main_host):
     with subprocess.Popen(
-        [PROJECT / "inv", "provision", "--host", SECOND], cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [PROJECT / "inv", "provision", "--host", SECOND],
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         for line in process.stderr:
             if "base" in line and "(changed)" in line:  # it is in the middle of changing the host
@@ -234,7 +242,9 @@ def test_any_locale_works(main_host, locale):
 
 
 def test_closed_stdin_and_a_reader_that_leaves(main_host):
-    done = subprocess.run(f"{PROJECT}/inv plan --host {MAIN} <&- | head -1", shell=True, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        f"{PROJECT}/inv plan --host {MAIN} <&- | head -1", shell=True, capture_output=True, text=True, check=False
+    )
     assert done.stdout
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr

@@ -27,12 +27,22 @@ def right(variables):
         "paths": paths,
         "releases": {"0123456789abcdef": {"ok": True, "problems": [], "manifest": {}}},
         "models": {
-            "lab/model/" + "b" * 40: {"files": {"Q4/m-00001-of-00002.gguf": {"size": 10, "sha256": "c" * 64, "proved": True}}, "partial": {}}
+            "lab/model/" + "b" * 40: {
+                "files": {"Q4/m-00001-of-00002.gguf": {"size": 10, "sha256": "c" * 64, "proved": True}},
+                "partial": {},
+            }
         },
         "services": {
             UNIT: {
-                "LoadState": "loaded", "ActiveState": "active", "SubState": "running", "UnitFileState": "enabled", "NeedDaemonReload": False,
-                "Result": "success", "exe": "/opt/bigiron/releases/0123456789abcdef/bin/llama-server", "started": 200.0, "health": 200,
+                "LoadState": "loaded",
+                "ActiveState": "active",
+                "SubState": "running",
+                "UnitFileState": "enabled",
+                "NeedDaemonReload": False,
+                "Result": "success",
+                "exe": "/opt/bigiron/releases/0123456789abcdef/bin/llama-server",
+                "started": 200.0,
+                "health": 200,
                 "listening": True,
             }  # fmt: skip
         },
@@ -63,6 +73,8 @@ def change(document, path, value):
 SHARD = ("models", "lab/model/" + "b" * 40, "files", "Q4/m-00001-of-00002.gguf")
 CASES = [
     (("packages", "libgomp1"), None, "base", "not installed"),
+    (("packages",), {"error": "no dpkg"}, "base", "cannot be read: no dpkg"),
+    (("services", UNIT), {"error": "systemctl timed out"}, "llama_server", "cannot be read: systemctl timed out"),
     (("users", "llama"), None, "base", "no such user"),
     (("users", "llama", "shell"), "/bin/sh", "base", "shell is /bin/sh"),
     (("paths", "/opt/bigiron", "mode"), "0777", "base", "mode is 0777, not 0755"),

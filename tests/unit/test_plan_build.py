@@ -11,7 +11,13 @@ HASWELL = "sse4_2 avx f16c fma bmi2 avx2".split()
 
 def identity(**changes):
     options, baseline = build.options("x86_64", changes.pop("flags", ZEN4), SOURCE, web_ui=False, extra={})
-    base = {"source_sha256": SOURCE.sha256, "options": options, "compiler": "g++ 12.2.0", "libc": "glibc 2.36", "cpu_baseline": list(baseline)}
+    base = {
+        "source_sha256": SOURCE.sha256,
+        "options": options,
+        "compiler": "g++ 12.2.0",
+        "libc": "glibc 2.36",
+        "cpu_baseline": list(baseline),
+    }
     return {**base, **changes}
 
 
@@ -50,7 +56,9 @@ def test_one_missing_avx512_part_turns_avx512_off():
 def test_baseline_is_never_more_than_the_cpu_has(flags):
     options, baseline = build.cpu_options("x86_64", flags)
     assert set(baseline) <= flags
-    assert {name for name, value in options.items() if value == "ON"} == {n for n, needs in build.X86_OPTIONS.items() if set(needs) <= flags}
+    assert {name for name, value in options.items() if value == "ON"} == {
+        n for n, needs in build.X86_OPTIONS.items() if set(needs) <= flags
+    }
 
 
 def test_amx_is_off_until_upstream_mends_it():

@@ -65,6 +65,8 @@ def test_missing_variable_is_named():
 def test_systemd_reads_the_unit_without_a_word(tmp_path, variables):
     unit = tmp_path / "llama-server-main.service"
     argv = ["/usr/bin/true", *(word for word in NASTY if word)]
-    unit.write_text(render.render("llama-server.service", {**variables, "llama_server_argv": argv, "llama_server_user": "root"}))
+    unit.write_text(
+        render.render("llama-server.service", {**variables, "llama_server_argv": argv, "llama_server_user": "root"})
+    )
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
     assert [line for line in done.stderr.splitlines() if unit.name in line] == []

@@ -53,7 +53,7 @@ def lookup(name: str, files: tuple[str, ...]) -> list[KnownKey]:
             if len(words) < 3 or not _matches(name, words[0]):
                 continue
             with contextlib.suppress(binascii.Error, ValueError):
-                found.append(KnownKey(marker, words[1], base64.b64decode(words[2]), file, number))
+                found.append(KnownKey(marker, words[1], base64.b64decode(words[2], validate=True), file, number))
     return found
 
 

@@ -11,7 +11,9 @@ from bigiron.fleet.inventory import Target
 from bigiron.report.verdict import Verdict
 
 
-def hosts(targets: Sequence[Target], *, deep: bool, completion: bool, junit: str | None) -> tuple[list[Verdict], dict[str, BigironError]]:
+def hosts(
+    targets: Sequence[Target], *, deep: bool, completion: bool, junit: str | None
+) -> tuple[list[Verdict], dict[str, BigironError]]:
     """A verdict for every host that can be planned, and the errors of the others."""
     surveys, errors = survey.survey(targets)
     judged = [verify.HostToJudge(name, one.target, one.plan.variables) for name, one in surveys.items()]

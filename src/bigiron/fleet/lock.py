@@ -41,4 +41,6 @@ def document(survey: Survey, measured: Mapping[str, Any] | None) -> dict[str, An
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
     """Write the lock atomically."""
-    write_atomic(path, "# Written by bigiron: what this host runs.\n" + yaml.safe_dump(dict(content), sort_keys=False, width=120))
+    write_atomic(
+        path, "# Written by bigiron: what this host runs.\n" + yaml.safe_dump(dict(content), sort_keys=False, width=120)
+    )

@@ -161,7 +161,9 @@ class _Provision:
         for name, one in surveys.items():
             roles, changed = variables[name]["bigiron_roles"], result.changed.get(name, [])
             if name in result.unreachable:
-                error: BigironError = Unreachable(result.unreachable[name], where=name, hint="run the same command again; it carries on")
+                error: BigironError = Unreachable(
+                    result.unreachable[name], where=name, hint="run the same command again; it carries on"
+                )
                 self.outcomes[name] = Outcome(name, "unreachable", roles, changed, error)
             elif name in result.failed:
                 error = BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}")
@@ -181,7 +183,9 @@ class _Provision:
         for name, one in surveys.items():
             if one.differences:
                 rest = "; ".join(f"{each.resource} {each.problem}" for each in one.differences[:4])
-                error = BigironError(f"still differs after a run without failure: {rest}", where=name, hint=f"see {self.folder}")
+                error = BigironError(
+                    f"still differs after a run without failure: {rest}", where=name, hint=f"see {self.folder}"
+                )
                 self.outcomes[name] = Outcome(name, "failed", roles_of(one.differences), error=error)
         sound = {name: one for name, one in surveys.items() if name not in self.outcomes}
         if not sound:
@@ -196,7 +200,9 @@ class _Provision:
             self.outcomes[name] = outcome
             if not verdict.ok:
                 outcome.status = "failed"
-                outcome.error = BigironError(f"the verdict is not ok: {verdict.summary()}", where=name, hint=f"./inv verify --host {name}")
+                outcome.error = BigironError(
+                    f"the verdict is not ok: {verdict.summary()}", where=name, hint=f"./inv verify --host {name}"
+                )
             elif isinstance(measured, BigironError):
                 outcome.status, outcome.error = "failed", measured
             else:
@@ -205,7 +211,9 @@ class _Provision:
             (self.folder / f"verdict-{name}.json").write_text(json.dumps(verdict.to_json(), indent=1), encoding="utf-8")
 
 
-def complete(target: Target, intent: Intent, prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S) -> dict[str, Any]:
+def complete(
+    target: Target, intent: Intent, prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S
+) -> dict[str, Any]:
     """One completion by the host's own server, asked on the host itself, with the key that only the host knows.
 
     Returns the answer of `bigiron.state.serving.main` (speeds in tok/s). Raises BigironError when the server does not answer.
@@ -258,12 +266,16 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
     names = list(variables)
     progress = Progress(names, lambda _host, _role: None, quiet=quiet)
     with progress.running():
-        result = play.run("teardown", [*inventory.split(","), play.write_plan(folder, variables)], names, folder, progress.on_event)
+        result = play.run(
+            "teardown", [*inventory.split(","), play.write_plan(folder, variables)], names, folder, progress.on_event
+        )
     outcomes = []
     for name in names:
         changed = result.changed.get(name, [])
         if name in result.unreachable:
-            outcomes.append(Outcome(name, "unreachable", changed=changed, error=Unreachable(result.unreachable[name], where=name)))
+            outcomes.append(
+                Outcome(name, "unreachable", changed=changed, error=Unreachable(result.unreachable[name], where=name))
+            )
         elif name in result.failed:
             failure = BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}")
             outcomes.append(Outcome(name, "failed", changed=changed, error=failure))

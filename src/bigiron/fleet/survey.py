@@ -135,7 +135,7 @@ def _compare(one: Look, fact: HostFacts, plan: HostPlan) -> Survey:
     resources = desired(plan.variables)
     keys: dict[str, str] = {}
     if one.intent.own_api_key:
-        secret = one.target.secret("llama_server_api_key")
+        secret = one.target.secret("llama_server_api_key").strip("\r\n")
         keys[key_path(plan.variables)] = hmac.new(one.nonce.encode(), secret.encode(), "sha256").hexdigest()
     differences = differences_of.diff(resources, one.observed, keys)
     refusals = planning.refusals(fact, plan)

@@ -18,7 +18,9 @@ def show(status: LabStatus, *, as_json: bool) -> int:
     booted = {True: "yes", False: "no", None: "-"}
     rows = [(host.name, host.state, host.address or "-", host.pid or "-", booted[host.boot_ok]) for host in status.hosts]
     console.table(("host", "state", "address", "pid", "booted"), rows)
-    print(f"bridge {status.bridge or 'absent'}, network {status.subnet or '-'}, mirror {status.mirror_state} {status.mirror_url or ''}".rstrip())
+    print(
+        f"bridge {status.bridge or 'absent'}, network {status.subnet or '-'}, mirror {status.mirror_state} {status.mirror_url or ''}".rstrip()
+    )
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bigiron.errors import EXIT_OK, EXIT_UNREACHABLE, BigironError
@@ -11,6 +12,7 @@ from bigiron.report import console
 from bigiron.units import gib
 
 if TYPE_CHECKING:
+    from bigiron.fleet.connection import Connection
     from bigiron.fleet.survey import Look
 
 
@@ -31,6 +33,16 @@ def exit_code(seen: Mapping[str, Look | BigironError]) -> int:
     return max(codes, default=EXIT_OK)
 
 
+def reached(connection: Connection) -> str:
+    """How a host is reached, before ssh_config has its say: ``"ssh admin@192.0.2.11 -J jump.example.net"``."""
+    if connection.kind == "local":
+        return "local"
+    user = f"{connection.user}@" if connection.user else ""
+    port = f":{connection.port}" if connection.port else ""
+    jumps = [word for flag, word in pairwise(connection.ssh_args) if flag == "-J"]
+    return f"ssh {user}{connection.host}{port}" + "".join(f" -J {jump}" for jump in jumps)
+
+
 def summary(machine: Machine) -> str:
     """One line: ``"AMD EPYC 9354P, 32 cores, 377 GiB, Debian GNU/Linux 12 (bookworm)"``."""
     gpus = [gpu.name or gpu.vendor for gpu in machine.gpus]
@@ -45,7 +57,10 @@ def rows(machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.virtualization not in ("", "none"):
         yield "virtual", machine.virtualization
     nodes = len(cpu.numa_nodes)
-    yield "CPU", f"{cpu.model}: {cpu.sockets} sockets, {cpu.cores} cores, {cpu.threads} threads, {nodes} NUMA {'node' if nodes == 1 else 'nodes'}"
+    yield (
+        "CPU",
+        f"{cpu.model}: {cpu.sockets} sockets, {cpu.cores} cores, {cpu.threads} threads, {nodes} NUMA {'node' if nodes == 1 else 'nodes'}",
+    )
     limit = f", limited to {gib(memory.cgroup_limit_bytes)} by its cgroup" if memory.cgroup_limit_bytes else ""
     yield "memory", f"{gib(memory.total_bytes)}, {gib(memory.available_bytes)} available{limit}"
     if memory.dimms:

@@ -74,7 +74,10 @@ def show_status(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError
                 "plan": "in sync" if one.in_sync else f"{len(one.differences)} differ",
             }
         )
-    rows += [{"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": str(e.what)} for name, e in errors.items()]
+    rows += [
+        {"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": str(e.what)}
+        for name, e in errors.items()
+    ]
     if as_json:
         console.print_json(rows)
     else:
@@ -91,7 +94,11 @@ def show_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool)
     for outcome in sorted(outcomes, key=lambda one: one.error is not None):
         words = [f"{outcome.host}: {outcome.status}"]
         if outcome.changed and not outcome.error:
-            words.append(f"{len(outcome.changed)} changes in {', '.join(outcome.roles)}" if outcome.roles else f"{len(outcome.changed)} changes")
+            words.append(
+                f"{len(outcome.changed)} changes in {', '.join(outcome.roles)}"
+                if outcome.roles
+                else f"{len(outcome.changed)} changes"
+            )
         if outcome.verdict:
             words.append(f"verdict {outcome.verdict.summary()}")
         if outcome.measured:

@@ -83,7 +83,12 @@ class Progress:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
 
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+        )
         with Bars(*columns, console=Console(stderr=True), transient=True) as live:
             self._bars = {host: live.add_task(host, total=None, detail="") for host in self.hosts}
             self._live = live
@@ -114,4 +119,6 @@ class Progress:
         last_step, last_time = shown.get(host, ("", 0.0))
         if step != last_step or time.monotonic() - last_time > LINE_EVERY_S:
             shown[host] = (step, time.monotonic())
-            self.say(f"{duration(time.monotonic() - self.started):>12}  {host}  {document.get('role', '')}  {step}  {detail}".rstrip())
+            self.say(
+                f"{duration(time.monotonic() - self.started):>12}  {host}  {document.get('role', '')}  {step}  {detail}".rstrip()
+            )

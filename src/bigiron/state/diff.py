@@ -54,7 +54,9 @@ def roles_of(differences: Iterable[Difference]) -> list[str]:
 
 
 def _package(name: str, _want: Mapping[str, Any], observed: Mapping[str, Any]) -> Found:
-    if name not in observed["packages"]:
+    if "error" in observed["packages"]:
+        yield f"cannot be read: {observed['packages']['error']}", ""
+    elif name not in observed["packages"]:
         yield "not installed", ""
 
 
@@ -160,11 +162,11 @@ def _shard(path: str, want: Mapping[str, Any], observed: Mapping[str, Any]) -> F
 
 def _service(unit: str, want: Mapping[str, Any], observed: Mapping[str, Any]) -> Found:
     have = observed["services"].get(unit)
+    if have is not None and "error" in have:
+        yield f"cannot be read: {have['error']}", ""
+        return
     if have is None or have.get("LoadState") in (None, "not-found"):
         yield "no such unit", ""
-        return
-    if "error" in have:
-        yield f"cannot be read: {have['error']}", ""
         return
     if have.get("UnitFileState") != "enabled":
         yield f"is {have.get('UnitFileState') or 'not enabled'}, not enabled", ""
