@@ -1,4 +1,4 @@
-"""A real sshd and a real sudo in a mount namespace of their own: throw-away users, keys and sudoers, nothing on this machine changes."""
+"""A real sshd and a real sudo in a mount namespace: throw-away users, keys and sudoers; this machine does not change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Lab:
         self.key = folder / "key"
 
     def target(self, user: str = "root", name: str = "box", **variables: Any) -> Target:
-        args = f"-F /dev/null -o UserKnownHostsFile={self.known_hosts} -o GlobalKnownHostsFile=none -o StrictHostKeyChecking=yes"
+        args = (
+            f"-F /dev/null -o UserKnownHostsFile={self.known_hosts} -o GlobalKnownHostsFile=none -o StrictHostKeyChecking=yes"
+        )
         values = {
             "ansible_host": "127.0.0.1",
             "ansible_port": self.port,
@@ -74,7 +76,9 @@ class Lab:
 
 
 def _keygen(path: Path, *more: str) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-f", str(path), *(more or ("-N", ""))], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-f", str(path), *(more or ("-N", ""))], check=True, stdin=subprocess.DEVNULL
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +86,21 @@ def sshd() -> Iterator[Lab]:
     binary = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
     if os.geteuid() != 0 or binary is None or shutil.which("sudo") is None or shutil.which("unshare") is None:
         pytest.skip("needs root, sshd (openssh-server), sudo and unshare")
-    folder = Path(subprocess.run(["mktemp", "-d", "/run/bigiron-sshd.XXXXXX"], check=True, capture_output=True, text=True).stdout.strip())
+    folder = Path(
+        subprocess.run(["mktemp", "-d", "/run/bigiron-sshd.XXXXXX"], check=True, capture_output=True, text=True).stdout.strip()
+    )
     folder.chmod(0o755)
     (folder / "etc").mkdir()
     hashed = subprocess.run(["openssl", "passwd", "-6", PASSWORD], check=True, capture_output=True, text=True).stdout.strip()
-    rows = [("passwd", "{0}:x:{1}:{1}::/home/{0}:/bin/bash\n"), ("shadow", "{0}:" + hashed + ":19000:0:99999:7:::\n"), ("group", "{0}:x:{1}:\n")]
+    rows = [
+        ("passwd", "{0}:x:{1}:{1}::/home/{0}:/bin/bash\n"),
+        ("shadow", "{0}:" + hashed + ":19000:0:99999:7:::\n"),
+        ("group", "{0}:x:{1}:\n"),
+    ]
     for name, row in rows:
-        (folder / "etc" / name).write_text(Path("/etc", name).read_text() + "".join(row.format(*user) for user in USERS.items()))
+        (folder / "etc" / name).write_text(
+            Path("/etc", name).read_text() + "".join(row.format(*user) for user in USERS.items())
+        )
     (folder / "etc" / "sudoers").write_text(SUDOERS.format(folder=folder))
     (folder / "etc" / "sudoers").chmod(0o440)
     (folder / "etc" / "shadow").chmod(0o600)
@@ -100,8 +112,9 @@ def sshd() -> Iterator[Lab]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_ed25519\nAuthorizedKeysFile {folder}/authorized_keys\nStrictModes no\n"
-        f"UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\nPidFile none\nMaxStartups 100\n"
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_ed25519\nAuthorizedKeysFile {folder}/authorized_keys\n"
+        "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
+        "PidFile none\nMaxStartups 100\n"
     )
     lab = Lab(folder, port)
     with (folder / "sshd.log").open("wb") as log:
@@ -155,7 +168,16 @@ def refusal(target: Target) -> BigironError:
 
 @pytest.mark.parametrize(
     ("user", "password"),
-    [("root", None), ("free", None), ("free", PASSWORD), ("free", "wrong"), ("pw", PASSWORD), ("root", "wrong"), ("noisy", None), ("noisy", "x")],
+    [
+        ("root", None),
+        ("free", None),
+        ("free", PASSWORD),
+        ("free", "wrong"),
+        ("pw", PASSWORD),
+        ("root", "wrong"),
+        ("noisy", None),
+        ("noisy", "x"),
+    ],
 )
 def test_becomes_root(lab: Lab, user: str, password: str | None) -> None:
     assert whoami(lab.target(user, ansible_become_password=password)) == "root"
@@ -262,7 +284,9 @@ def test_changed_host_key_shows_both_fingerprints(lab: Lab) -> None:
     lab.known("other_host")
     error = refusal(lab.target())
     prints = [
-        subprocess.run(["ssh-keygen", "-lf", str(lab.folder / f"{key}.pub")], check=True, capture_output=True, text=True).stdout.split()[1]
+        subprocess.run(
+            ["ssh-keygen", "-lf", str(lab.folder / f"{key}.pub")], check=True, capture_output=True, text=True
+        ).stdout.split()[1]
         for key in ("other_host", "host_ed25519")
     ]
     assert f"expected ssh-ed25519 {prints[0]} ({lab.known_hosts}:2), got ssh-ed25519 {prints[1]}" in str(error)
@@ -277,7 +301,9 @@ def test_unknown_host_key_under_each_policy(lab: Lab) -> None:
     error = refusal(lab.target())
     assert "is unknown: ssh-ed25519 SHA256:" in str(error)
     assert "StrictHostKeyChecking=ask" in str(error.hint)
-    common = lab.target().vars["ansible_ssh_common_args"].replace("StrictHostKeyChecking=yes", "StrictHostKeyChecking=accept-new")
+    common = (
+        lab.target().vars["ansible_ssh_common_args"].replace("StrictHostKeyChecking=yes", "StrictHostKeyChecking=accept-new")
+    )
     assert whoami(lab.target(ansible_ssh_common_args=common)) == "root"
     assert whoami(lab.target()) == "root"  # recorded by the line before
     lab.known(marker="@revoked ")
@@ -287,13 +313,15 @@ def test_unknown_host_key_under_each_policy(lab: Lab) -> None:
 def test_ssh_config_decides_as_it_does_for_ssh(lab: Lab) -> None:
     config = lab.folder / "ssh_config"
     config.write_text(
-        f"Include {lab.folder}/more.conf\nHost *\n  UserKnownHostsFile {lab.known_hosts}\n  GlobalKnownHostsFile none\n  IdentitiesOnly yes\n"
+        f"Include {lab.folder}/more.conf\nHost *\n  UserKnownHostsFile {lab.known_hosts}\n"
+        "  GlobalKnownHostsFile none\n  IdentitiesOnly yes\n"
     )
     (lab.folder / "more.conf").write_text(
         f"Host box\n  HostName 127.0.0.1\n  Port {lab.port}\n  User free\n  IdentityFile {lab.key}\n"
         f"Host hop\n  HostName 127.0.0.1\n  Port {lab.port}\n  User plain\n  IdentityFile {lab.key}\n"
         f"Host far\n  HostName 127.0.0.1\n  Port {lab.port}\n  User pw\n  IdentityFile {lab.key}\n  ProxyJump hop\n"
-        f"Host piped\n  HostName 127.0.0.1\n  Port {lab.port}\n  User pw\n  IdentityFile {lab.key}\n  ProxyCommand ssh -F {config} -W %h:%p hop\n"
+        f"Host piped\n  HostName 127.0.0.1\n  Port {lab.port}\n  User pw\n  IdentityFile {lab.key}\n"
+        f"  ProxyCommand ssh -F {config} -W %h:%p hop\n"
         f"Host lost\n  HostName 127.0.0.1\n  IdentityFile {lab.key}\n  ProxyJump nowhere\n"
         f"Host nowhere\n  HostName 127.0.0.1\n  Port 1\n"
         f"Host beyond\n  HostName 127.0.0.1\n  Port 1\n  ProxyJump hop\n"

@@ -58,7 +58,7 @@ class Vars(Mapping[str, Any]):
         return dict(self._values)
 
     def pending(self) -> dict[str, str]:
-        """Names that are not in :meth:`known`, with why: ``"secret"``, ``"vault"``, ``"changing"`` or Ansible's own complaint."""
+        """Names that are not in :meth:`known`, with why: ``"secret"``, ``"vault"``, ``"changing"`` or Ansible's words."""
         return dict(self._pending)
 
 
@@ -76,7 +76,7 @@ class Target:
         return from_vars(self.name, self.vars)
 
     def secret(self, name: str) -> str:
-        """The value of a secret variable, decrypted now. Raises BigironError when it cannot be opened, UsageError when unset."""
+        """The value of a secret, decrypted now. Raises BigironError when it cannot be opened, UsageError when unset."""
         if name not in self.vars:
             raise UsageError(f"{name} is not set", where=self.name, hint=f"ansible-vault encrypt_string --name {name}")
         return str(self.vars[name])
