@@ -63,7 +63,7 @@ def test_archive_becomes_current_and_a_second_run_changes_nothing(tmp_path: Path
     first = install(tmp_path)
     layout = Layout(tmp_path / "opt/bigiron")
     assert (first["changed"], first["how"], first["before"]) == (True, "archive", None)
-    assert os.readlink(layout.current) == f"releases/{MARK}"
+    assert layout.current.readlink() == Path(f"releases/{MARK}")
     second = build.ensure(request(tmp_path, archive=str(tmp_path / f"{MARK}.tar.gz")), lambda *_a: None)
     assert (second["changed"], second["how"]) == (False, "present")
     assert [path.name for path in layout.releases.iterdir()] == [MARK]
@@ -232,7 +232,7 @@ def test_text_that_is_no_archive_is_told(tmp_path: Path) -> None:
         release.unpack(tmp_path / "x", tmp_path)
 
 
-# --- building -----------------------------------------------------------------------------------------------------------------------
+# --- building ------------------------------------------------------------------------------------------
 
 
 def test_cmake_gets_exactly_the_options_the_rpath_and_ccache(tmp_path: Path) -> None:

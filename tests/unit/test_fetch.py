@@ -293,7 +293,7 @@ def test_folder_of_another_user_is_named(server: Server, tmp_path: Path) -> None
     assert "uid" in str(caught.value.hint)
 
 
-# --- a set of files ---------------------------------------------------------------------------------------------------------------
+# --- a set of files ------------------------------------------------------------------------------------------
 
 
 PARTS = {"q/a-00001-of-00002.gguf": BODY, "q/a-00002-of-00002.gguf": BODY[::-1]}

@@ -196,8 +196,9 @@ class _Apt:
                 break
             time.sleep(2)
         if locked:
+            who = holder(locked.group(1)) or "unknown process"
             raise BigironError(
-                f"another package manager held the lock for {self.lock_timeout_s} s: {holder(locked.group(1)) or 'unknown process'}",
+                f"another package manager held the lock for {self.lock_timeout_s} s: {who}",
                 where=locked.group(1),
                 hint="let it finish (unattended-upgrades runs after the first boot), then run it again",
             )

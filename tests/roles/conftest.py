@@ -1,0 +1,204 @@
+"""Plays of single roles on a fresh lab host of their own, with stand-ins for llama.cpp's source and for the hub."""
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bigiron.fleet.inventory import clean_env
+from bigiron.paths import PROJECT
+
+HOST = "lab06"  # the other test hosts belong to the main job
+
+
+@dataclass
+class Play:
+    """A finished play: the names of changed tasks, what failed, and everything that was printed or logged."""
+
+    code: int
+    output: str
+    log: str
+    changed: list = field(default_factory=list)
+    failed: list = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"exit {self.code}\n{self.output[-6000:]}"
+
+
+class Host:
+    """Runs roles on one lab host."""
+
+    name = HOST
+
+    def __init__(self, folder: Path, gateway: str) -> None:
+        self.folder = folder
+        self.gateway = gateway
+
+    def run(self, *roles, check=False, arguments=(), playbook=None, **variables):
+        """Apply ``roles`` (or a playbook of the project) with ``variables`` as host variables, as a person would."""
+        plan = self.folder / "plan"
+        (plan / "host_vars").mkdir(parents=True, exist_ok=True)
+        (plan / "hosts.json").write_text(json.dumps({"all": {"hosts": {HOST: {}}}}))
+        (plan / "host_vars" / f"{HOST}.json").write_text(json.dumps(variables))
+        play = self.folder / "play.yml"
+        play.write_text(json.dumps([{"hosts": HOST, "gather_facts": False, "roles": list(roles)}]))
+        log = self.folder / "log"
+        log.unlink(missing_ok=True)
+        path = PROJECT / "playbooks" / f"{playbook}.yml" if playbook else play
+        argv = [
+            sys.executable,
+            "-m",
+            "ansible",
+            "playbook",
+            str(path),
+            "--diff",
+            "-i",
+            str(PROJECT / "inventory/lab"),
+            "-i",
+            str(plan),
+        ]
+        argv += ["--limit", HOST, *(["--check"] if check else []), *arguments]
+        environment = {
+            **clean_env(), "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_STDOUT_CALLBACK": "bigiron_events",
+            "ANSIBLE_BIGIRON_LOG": str(log),
+        }  # fmt: skip
+        done = subprocess.run(
+            argv,
+            cwd=PROJECT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+            stdin=subprocess.DEVNULL,
+        )
+        result = Play(done.returncode, done.stdout + done.stderr, log.read_text() if log.exists() else "")
+        for line in done.stdout.splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                event = json.loads(line)
+                if event["event"] == "changed":
+                    result.changed.append(event["task"])
+                elif event["event"] in {"failed", "unreachable"}:
+                    result.failed.append(event["msg"])
+        return result
+
+    def converge(self, *roles, **variables):
+        """Apply, see that it worked, apply again, see that nothing changed; the first play is returned."""
+        first = self.run(*roles, **variables)
+        assert first.code == 0, first
+        again = self.run(*roles, **variables)
+        assert (again.code, again.changed) == (0, []), again
+        return first
+
+    def sh(self, script, check=True):
+        """Run a shell script on the host over plain ssh."""
+        from bigiron.lab import lab
+
+        done = subprocess.run([*lab.ssh_argv(HOST), script], capture_output=True, text=True, check=False, timeout=300)
+        assert not check or done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def tree(self):
+        """Everything these roles could touch, as text."""
+        return self.sh(
+            "find /etc /opt /srv /usr/bin /var/lib/bigiron /var/cache/bigiron /run/bigiron -xdev "
+            "-not -path '/etc/ld.so.cache' -printf '%p %y %m %u %g %s %l\\n' 2>/dev/null | sort; "
+            "getent passwd; dpkg-query -W | sort"
+        )
+
+
+@pytest.fixture(scope="session")
+def role_host(tmp_path_factory):
+    """A lab host that holds nothing of bigiron's."""
+    from bigiron.lab import lab
+
+    before = lab.status()
+    gateway = lab.up(0, lambda _line: None, names=[HOST]).gateway
+    host = Host(tmp_path_factory.mktemp("play"), gateway)
+    torn = host.run(playbook="teardown", teardown_models=True)
+    assert torn.code == 0, torn
+    yield host
+    host.run(playbook="teardown", teardown_models=True)
+    if not before.hosts:
+        lab.down(lambda _line: None)
+
+
+@pytest.fixture
+def clean_host(role_host):
+    """The same host, emptied again before this test."""
+    torn = role_host.run(playbook="teardown", teardown_models=True)
+    assert torn.code == 0, torn
+    return role_host
+
+
+class Files:
+    """A folder served over HTTP where lab hosts reach it; ``asked`` holds the request headers."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder = folder
+        self.asked = []
+        outer = self
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def do_GET(self):
+                outer.asked.append((self.path, dict(self.headers)))
+                super().do_GET()
+
+            def log_message(self, *_args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer((address, 0), functools.partial(Handler, directory=str(folder)))
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        self.url = f"http://{address}:{self.server.server_address[1]}"
+
+    def put(self, name: str, content: bytes) -> str:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def files(role_host, tmp_path):
+    served = Files(tmp_path / "served", role_host.gateway)
+    served.folder.mkdir(exist_ok=True)
+    yield served
+    served.server.shutdown()
+    served.server.server_close()
+
+
+CMAKE = """cmake_minimum_required(VERSION 3.14)
+project(stub CXX)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_library(stub SHARED lib.cpp)
+add_executable(llama-server main.cpp)
+target_link_libraries(llama-server PRIVATE stub)
+target_compile_definitions(llama-server PRIVATE SPEED=${STUB_SPEED})
+"""
+
+
+def archive(main: str = 'int main(int, char **) { return say("version: 1"); }', lib: str = "") -> bytes:
+    """A source archive like llama.cpp's: a program with a library of its own, in a folder."""
+    source = {
+        "CMakeLists.txt": CMAKE,
+        "lib.cpp": lib or '#include <cstdio>\nint say(const char *text) { std::puts(text); return 0; }\n',
+        "main.cpp": f"int say(const char *);\n{main}\n",
+    }  # fmt: skip
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, text in source.items():
+            member = tarfile.TarInfo(f"stub-1/{name}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return packed.getvalue()
