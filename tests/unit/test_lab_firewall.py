@@ -28,9 +28,9 @@ def test_only_chains_that_drop_traffic_of_the_bridge_get_rules() -> None:
         {"chain": {"family": "ip", "table": "filter", "name": "DOCKER-USER", "handle": 2}},
     ]
     assert firewall.commands_to_open(ruleset) == [
-        f'insert rule ip "filter" "FORWARD" iifname "{state.BRIDGE}" accept comment "{firewall.MARK}"',
-        f'insert rule ip "filter" "FORWARD" oifname "{state.BRIDGE}" accept comment "{firewall.MARK}"',
-        f'insert rule ip "filter" "INPUT" iifname "{state.BRIDGE}" accept comment "{firewall.MARK}"',
+        f'insert rule ip filter FORWARD iifname "{state.BRIDGE}" accept comment "{firewall.MARK}"',
+        f'insert rule ip filter FORWARD oifname "{state.BRIDGE}" accept comment "{firewall.MARK}"',
+        f'insert rule ip filter INPUT iifname "{state.BRIDGE}" accept comment "{firewall.MARK}"',
     ]
 
 
@@ -40,7 +40,7 @@ def test_a_chain_that_has_our_rules_gets_no_second_set() -> None:
 
 def test_only_our_own_rules_are_removed() -> None:
     ruleset = [rule("FORWARD", 7, firewall.MARK), rule("FORWARD", 8, "somebody"), rule("FORWARD", 9, "bigiron-other0")]
-    assert firewall.commands_to_close(ruleset) == ['delete rule ip "filter" "FORWARD" handle 7']
+    assert firewall.commands_to_close(ruleset) == ["delete rule ip filter FORWARD handle 7"]
 
 
 def test_nothing_to_do_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

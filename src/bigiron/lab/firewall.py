@@ -16,7 +16,7 @@ HOOKS = {"input": ("iifname",), "forward": ("iifname", "oifname")}
 
 
 def dropping_chains(ruleset: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The base chains of ``nft -j list ruleset`` that drop IPv4 packets to or through this machine unless a rule accepts them."""
+    """The base chains of ``nft -j list ruleset`` that drop IPv4 packets to or through this machine unless a rule accepts."""
     chains = [item["chain"] for item in ruleset if "chain" in item]
     return [
         chain
@@ -57,7 +57,7 @@ def close_bridge() -> None:
 
 
 def _place(item: dict[str, Any], chain: str) -> str:
-    return f'{item["family"]} "{item["table"]}" "{chain}"'
+    return f"{item['family']} {item['table']} {chain}"
 
 
 def _ruleset() -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ def argv(host: str) -> list[str]:
         "--resolv-conf=off",
         "--timezone=off",
         "--rlimit=RLIMIT_MEMLOCK=infinity",
-        f"--bind={paths.cache_dir('ccache')}:{CCACHE_IN_HOST}",
+        "--bind=" + str(paths.cache_dir("ccache")).replace("\\", "\\\\").replace(":", "\\:") + ":" + CCACHE_IN_HOST,
         "--console=pipe",
     ]
 

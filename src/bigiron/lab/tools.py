@@ -70,7 +70,7 @@ def ensure(say: Callable[[str], None]) -> None:
 def run(
     argv: Sequence[str], *, text: str | None = None, timeout_s: float = 120, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, output captured. With ``check``, raises BigironError with its last line when it fails."""
+    """Run a program to its end, output captured. With ``check``, raises BigironError with its error line when it fails."""
     program = find(argv[0]) or argv[0]
     try:
         done = subprocess.run(
@@ -90,7 +90,8 @@ def run(
         raise BigironError(f"{argv[0]} did not end within {timeout_s:.0f} s", where=" ".join(argv[:4])) from None
     if check and done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise BigironError(lines[-1] if lines else f"exit {done.returncode}", where=" ".join(argv[:4]))
+        telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else f"exit {done.returncode}")
+        raise BigironError(telling, where=" ".join(argv[:4]))
     return done
 
 
