@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -280,6 +282,36 @@ def test_encrypted_key_without_agent(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     assert error.hint == f"ssh-add {lab.folder}/locked_key"
 
 
+def test_the_agent_serves_what_the_files_cannot(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    sock, ask, locked = lab.folder / "agent", lab.folder / "ask", lab.folder / "locked_key"
+    ask.write_text("#!/bin/sh\necho a passphrase\n")
+    ask.chmod(0o755)
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(sock)], stdout=subprocess.DEVNULL)
+    try:
+        while not sock.exists():
+            time.sleep(0.02)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+        env = {**os.environ, "SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force"}
+        subprocess.run(["ssh-add", "-q", str(locked)], check=True, env=env)
+        assert whoami(lab.target(ansible_private_key_file=str(locked))) == "root"
+        common = lab.target().vars["ansible_ssh_common_args"].replace("IdentitiesOnly=yes", "IdentitiesOnly=no")
+        other = str(lab.folder / "other_key")
+        assert whoami(lab.target(ansible_private_key_file=other, ansible_ssh_common_args=common)) == "root"
+        assert "keys tried: " + other in str(refusal(lab.target(ansible_private_key_file=other)))
+    finally:
+        agent.terminate()
+        agent.wait(10)
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
+def test_other_kinds_of_key(lab: Lab, kind: str) -> None:
+    key = lab.folder / kind
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(key)], check=True, stdin=subprocess.DEVNULL)
+    with (lab.folder / "authorized_keys").open("a") as authorized:
+        authorized.write(key.with_suffix(".pub").read_text())
+    assert whoami(lab.target(ansible_private_key_file=str(key))) == "root"
+
+
 def test_changed_host_key_shows_both_fingerprints(lab: Lab) -> None:
     lab.known("other_host")
     error = refusal(lab.target())
@@ -374,6 +406,30 @@ def test_another_exception_closes_what_is_open(lab: Lab) -> None:
         run_many([lab.target(name="slow"), lab.target(name="bad")], work)
     assert ended.wait(5)
     assert time.monotonic() - started < 10
+
+
+def test_ctrl_c_ends_at_once(lab: Lab) -> None:
+    code = f"""
+from bigiron.fleet.inventory import Target
+from bigiron.fleet.ssh import Session, run_many
+
+def work(target):
+    with Session(target) as session:
+        print("in", flush=True) if session.run(["true"]).status == 0 else None
+        session.run(["sleep", "60"], timeout_s=100)
+
+try:
+    print(run_many([Target(name, (), {dict(lab.target().vars)!r}) for name in "abcd"], work))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(4)] == ["in\n"] * 4
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20) == ("interrupted\n", "")
+    assert time.monotonic() - started < 3
 
 
 def test_a_command_that_does_not_end_is_given_up(lab: Lab) -> None:

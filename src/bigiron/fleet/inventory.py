@@ -7,6 +7,7 @@ ciphertext until someone asks for that very value.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -120,8 +121,9 @@ def load(path: str, *, cache: bool = True) -> Inventory:
     else:
         kept = book.digest()
         if cache and sources.cacheable:
-            write_atomic(file, json.dumps(kept), 0o600)
-            _prune(file.parent)
+            with contextlib.suppress(OSError):  # a full or read-only cache costs time, nothing else
+                write_atomic(file, json.dumps(kept), 0o600)
+                _prune(file.parent)
     return _inventory(sources.name, kept, book)
 
 
