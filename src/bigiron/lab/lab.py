@@ -60,9 +60,9 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
     with _locked(say):
         before = state.load()
         subnet, gateway = network.up(before.subnet if before else None)
-        keep = [name for name in before.hosts if nspawn.root_of(name).is_dir()] if before else []
+        keep = [path.name for path in state.HOSTS.glob("lab*") if (path / "root").is_dir()]
         addresses = {name: _address(gateway, name) for name in sorted({*wanted, *keep})}
-        hosts = {name: Host(address, _leader(before, name)) for name, address in addresses.items()}
+        hosts = {name: Host(address, _leader(before, name) or nspawn.find(name)) for name, address in addresses.items()}
         current = State(
             state.boot_id(), subnet, gateway, hosts, *((before.mirror, before.mirror_url) if before else (None, ""))
         )
@@ -71,10 +71,8 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
         keys.write_known_hosts(addresses)
         todo = []
         for name in wanted:
-            leader = _leader(current, name) or nspawn.find(name)
-            if leader is not None and nspawn.answers(addresses[name], 3):
-                current = current.with_host(name, Host(addresses[name], leader))
-            else:
+            leader = current.hosts[name].leader
+            if leader is None or not nspawn.answers(addresses[name], 3):
                 nspawn.stop(name, leader)
                 todo.append(name)
         if todo:
@@ -85,7 +83,6 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
                 nspawn.configure(name, addresses[name], gateway)
                 current = current.with_host(name, Host(addresses[name], nspawn.start(name)))
                 state.save(current)
-        state.save(current)
         served, url = mirror.serve(gateway, current.mirror, current.mirror_url, say)
         current = replace(current, mirror=served, mirror_url=url)
         state.save(current)
