@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from invoke import Collection, Context, task
+from invoke import Collection, Context
 
-from bigiron.cli import guarded
+from bigiron.cli import command
 
 INVENTORY = "inventory/lab"
 HELP = {
@@ -19,14 +19,13 @@ HELP = {
 
 
 def _targets(host: str, group: str, inventory: str) -> list[Any]:
-    from bigiron.fleet import select  # noqa: PLC0415
-    from bigiron.report.console import say  # noqa: PLC0415
+    from bigiron.fleet import select
+    from bigiron.report.console import say
 
     return select.targets(host, group, inventory, say)
 
 
-@task(help=HELP)
-@guarded
+@command(help=HELP)
 def hosts(_c: Context, host: str = "all", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
     """List the hosts of the inventory and how each is reached.
 
@@ -44,8 +43,7 @@ def hosts(_c: Context, host: str = "all", group: str = "", inventory: str = INVE
     return 0
 
 
-@task(help=HELP)
-@guarded
+@command(help=HELP)
 def probe(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
     """Show what the machines are: CPU, memory, GPUs, NVMe, system; one SSH round trip each, changes nothing.
 
@@ -62,8 +60,7 @@ def probe(_c: Context, host: str = "", group: str = "", inventory: str = INVENTO
     return machines.exit_code(seen)
 
 
-@task(help={**HELP, "exit-code": "exit 2 when something differs", "diff": "show file diffs (on by default)"})
-@guarded
+@command(help={**HELP, "exit-code": "exit 2 when something differs", "diff": "show file diffs (on by default)"})
 def plan(
     _c: Context,
     host: str = "",
@@ -84,8 +81,7 @@ def plan(
     return plans.show(surveys, errors, as_json=json, reasons=True, diffs=diff, differences_exit=exit_code)
 
 
-@task(help=HELP)
-@guarded
+@command(help=HELP)
 def drift(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
     """Show what differs from the plan on the hosts; exit 2 when something does.
 
@@ -98,8 +94,7 @@ def drift(_c: Context, host: str = "", group: str = "", inventory: str = INVENTO
     return plans.show(surveys, errors, as_json=json, reasons=False, diffs=True, differences_exit=True)
 
 
-@task(help={**HELP, "check": "show what would change; change nothing"})
-@guarded
+@command(help={**HELP, "check": "show what would change; change nothing"})
 def provision(
     _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, check: bool = False, json: bool = False
 ) -> int:
@@ -123,7 +118,7 @@ def provision(
     return work.exit_code(outcomes)
 
 
-@task(
+@command(
     help={
         **HELP,
         "deep": "hash every file of the release and the model again",
@@ -131,7 +126,6 @@ def provision(
         "junit": "also write JUnit XML to this file",
     }
 )
-@guarded
 def verify(
     _c: Context,
     host: str = "",
@@ -153,8 +147,7 @@ def verify(
     return verdicts.show(verdicts_, errors, as_json=json)
 
 
-@task(help=HELP)
-@guarded
+@command(help=HELP)
 def status(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
     """Show each host's service: state, release, model, and whether it is in sync with the plan.
 
@@ -167,8 +160,7 @@ def status(_c: Context, host: str = "", group: str = "", inventory: str = INVENT
     return plans.show_status(surveys, errors, as_json=json)
 
 
-@task(positional=["prompt"], help={**HELP, "prompt": "the text to continue", "tokens": "how many tokens at most"})
-@guarded
+@command(positional=["prompt"], help={**HELP, "prompt": "the text to continue", "tokens": "how many tokens at most"})
 def ask(
     _c: Context, prompt: str, host: str = "", group: str = "", inventory: str = INVENTORY, tokens: int = 64, json: bool = False
 ) -> int:
@@ -188,8 +180,7 @@ def ask(
     return 0
 
 
-@task(help={**HELP, "models": "also remove the model files"})
-@guarded
+@command(help={**HELP, "models": "also remove the model files"})
 def teardown(
     _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, models: bool = False, json: bool = False
 ) -> int:
@@ -207,8 +198,7 @@ def teardown(
     return work.exit_code(outcomes)
 
 
-@task(name="up", help={"count": "how many hosts (lab01, lab02, ...)", "json": HELP["json"]})
-@guarded
+@command(name="up", help={"count": "how many hosts (lab01, lab02, ...)", "json": HELP["json"]})
 def lab_up(_c: Context, count: int = 1, json: bool = False) -> int:
     """Bring up the lab on this machine: containers booted with systemd, reached over SSH, and a model mirror.
 
@@ -221,8 +211,7 @@ def lab_up(_c: Context, count: int = 1, json: bool = False) -> int:
     return labs.show(lab.up(count, say), as_json=json)
 
 
-@task(name="down", help={"json": HELP["json"]})
-@guarded
+@command(name="down", help={"json": HELP["json"]})
 def lab_down(_c: Context, json: bool = False) -> int:
     """Take the lab down; nothing stays behind but the cached base system.
 
@@ -235,8 +224,7 @@ def lab_down(_c: Context, json: bool = False) -> int:
     return labs.show(lab.down(say), as_json=json)
 
 
-@task(name="status", help={"json": HELP["json"]})
-@guarded
+@command(name="status", help={"json": HELP["json"]})
 def lab_status(_c: Context, json: bool = False) -> int:
     """Show the lab's hosts, network and mirror.
 
@@ -248,8 +236,7 @@ def lab_status(_c: Context, json: bool = False) -> int:
     return labs.show(lab.status(), as_json=json)
 
 
-@task(name="ssh", positional=["name"], help={"name": "a lab host: lab01"})
-@guarded
+@command(name="ssh", positional=["name"], help={"name": "a lab host: lab01"})
 def lab_ssh(_c: Context, name: str) -> int:
     """Open a shell on a lab host.
 
@@ -263,8 +250,7 @@ def lab_ssh(_c: Context, name: str) -> int:
     os.execvp(argv[0], argv)  # noqa: S606 - hands the terminal over
 
 
-@task(name="up", help={"json": HELP["json"]})
-@guarded
+@command(name="up", help={"json": HELP["json"]})
 def mirror_up(_c: Context, json: bool = False) -> int:
     """Seed and start the lab's mirror: the hub's HTTP API and the source archive, served by nginx.
 
@@ -277,8 +263,7 @@ def mirror_up(_c: Context, json: bool = False) -> int:
     return labs.show_mirror(mirror.up(say), as_json=json)
 
 
-@task(name="status", help={"json": HELP["json"]})
-@guarded
+@command(name="status", help={"json": HELP["json"]})
 def mirror_status(_c: Context, json: bool = False) -> int:
     """Show what the lab's mirror serves.
 
@@ -290,8 +275,7 @@ def mirror_status(_c: Context, json: bool = False) -> int:
     return labs.show_mirror(mirror.status(), as_json=json)
 
 
-@task
-@guarded
+@command()
 def lint(_c: Context) -> int:
     """Check style and types: ruff, mypy --strict, yamllint, ansible-lint (profile production).
 
@@ -302,14 +286,13 @@ def lint(_c: Context) -> int:
     return selftest.lint()
 
 
-@task(
+@command(
     help={
         "fast": "under a minute, no root: style, types and unit tests",
         "only": "pytest expression (-k)",
         "junit": "write JUnit XML here",
     }
 )
-@guarded
 def test(_c: Context, fast: bool = False, only: str = "", junit: str = "") -> int:
     """Run everything: lint, types, unit, roles, state and the lab end to end. pytest's own summary comes last.
 

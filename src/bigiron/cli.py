@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from invoke import Collection, Exit, ParseError, Program, UnexpectedExit
+from invoke import Collection, Exit, ParseError, Program, UnexpectedExit, task
 
 from bigiron import __version__
 from bigiron.errors import EXIT_FAILED, EXIT_USAGE, BigironError, UsageError
@@ -33,13 +33,13 @@ def report_error(error: BigironError, *, as_json: bool = False) -> None:
         print(f"  {error.hint}", file=sys.stderr)
 
 
-def guarded(task: Callable[..., int | None]) -> Callable[..., None]:
+def guarded(function: Callable[..., int]) -> Callable[..., None]:
     """Wrap a task: its return value becomes the exit code, a BigironError becomes two lines and its exit code."""
 
-    @functools.wraps(task)
+    @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            code = task(*args, **kwargs)
+            code = function(*args, **kwargs)
         except BigironError as error:
             report_error(error, as_json=bool(kwargs.get("json")))
             code = error.exit_code
@@ -48,6 +48,11 @@ def guarded(task: Callable[..., int | None]) -> Callable[..., None]:
             raise Exit(code=code)
 
     return run
+
+
+def command(**options: Any) -> Callable[[Callable[..., int]], Any]:
+    """`invoke.task` around a `guarded` function; ``options`` are invoke's (name, help, positional)."""
+    return lambda function: task(**options)(guarded(function))
 
 
 class FrontDoor(Program):  # type: ignore[misc]  # invoke ships no types for Program's base
@@ -141,7 +146,8 @@ def _defect(error: Exception) -> BigironError:
     report = state_dir() / "traceback.txt"
     report.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
     return BigironError(
-        f"bigiron itself failed: {type(error).__name__}: {error}", hint=f"a defect, please report it; the traceback is in {report}"
+        f"bigiron itself failed: {type(error).__name__}: {error}",
+        hint=f"a defect, please report it; the traceback is in {report}",
     )
 
 

@@ -43,7 +43,7 @@ def write_atomic(path: Path, text: str, mode: int = 0o644) -> None:
         os.fchmod(handle, mode)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

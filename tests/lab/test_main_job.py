@@ -9,9 +9,9 @@ import time
 
 import pytest
 import yaml
+from tests.conftest import MAIN, SECOND, footprint, inv, on
 
 from bigiron.paths import PROJECT
-from tests.conftest import MAIN, SECOND, footprint, inv, on
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(45 * 60)]
 UNIT = "llama-server-main.service"
@@ -85,14 +85,21 @@ def test_key_is_readable_by_nobody_else(main_host):
     assert on(MAIN, "stat -c '%U %a' /etc/bigiron/credentials/main.key").split() == ["root", "600"]
 
 
+STATUS_OF = """
+import sys, urllib.error, urllib.request
+for path in sys.argv[1:]:
+    try:
+        print(urllib.request.urlopen("http://127.0.0.1:8080" + path).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
 def test_server_wants_the_key_and_listens_on_loopback_only(main_host):
-    code = "curl_() { python3 -c 'import sys,urllib.request,urllib.error\ntry: print(urllib.request.urlopen(sys.argv[1]).status)\nexcept urllib.error.HTTPError as e: print(e.code)' $1; }; "
-    assert on(MAIN, code + "curl_ http://127.0.0.1:8080/v1/models; curl_ http://127.0.0.1:8080/health").split() == [
-        "401",
-        "200",
-    ]
-    assert re.search(r"127\.0\.0\.1:8080\b", on(MAIN, "ss -Hltn"))
-    assert not re.search(r"(0\.0\.0\.0|\*|\[::\]):8080\b", on(MAIN, "ss -Hltn"))
+    assert on(MAIN, "python3 - /v1/models /metrics /health", stdin=STATUS_OF).split() == ["401", "401", "200"]
+    listeners = on(MAIN, "ss -Hltn")
+    assert re.search(r"127\.0\.0\.1:8080\b", listeners)
+    assert not re.search(r"(0\.0\.0\.0|\*|\[::\]):8080\b", listeners)
 
 
 def test_exposure_is_low(main_host):
@@ -251,8 +258,9 @@ def test_closed_stdin_and_a_reader_that_leaves(main_host):
 
 
 def test_argv_reaches_a_program_byte_for_byte(lab_up, tmp_path):
-    from bigiron.state.render import systemd_command
     from tests.unit.test_render import NASTY
+
+    from bigiron.state.render import systemd_command
 
     argv = ["/usr/bin/python3", "-c", "import json,sys; json.dump(sys.argv[1:], open('/run/argv.json','w'))", *NASTY]
     unit = f"[Service]\nType=oneshot\nExecStart={systemd_command(argv)}\n"

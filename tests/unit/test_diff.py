@@ -44,7 +44,7 @@ def right(variables):
                 "started": 200.0,
                 "health": 200,
                 "listening": True,
-            }  # fmt: skip
+            }
         },
     }
 

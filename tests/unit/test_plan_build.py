@@ -5,8 +5,23 @@ from bigiron.plan import build
 from bigiron.units import GIB
 
 SOURCE = build.Source("http://mirror/x.tar.gz", "0" * 64, "x/llama.cpp", 11434, "b11434")
-ZEN4 = "sse4_2 avx f16c fma bmi2 avx2 avx512f avx512cd avx512bw avx512dq avx512vl avx512vbmi avx512_vnni avx512_bf16".split()
-HASWELL = "sse4_2 avx f16c fma bmi2 avx2".split()
+ZEN4 = [
+    "sse4_2",
+    "avx",
+    "f16c",
+    "fma",
+    "bmi2",
+    "avx2",
+    "avx512f",
+    "avx512cd",
+    "avx512bw",
+    "avx512dq",
+    "avx512vl",
+    "avx512vbmi",
+    "avx512_vnni",
+    "avx512_bf16",
+]
+HASWELL = ["sse4_2", "avx", "f16c", "fma", "bmi2", "avx2"]
 
 
 def identity(**changes):

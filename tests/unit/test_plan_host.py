@@ -1,6 +1,8 @@
 import dataclasses
 
 import pytest
+from tests.unit.test_intent import GOOD
+from tests.unit.test_plan_build import HASWELL, ZEN4
 
 from bigiron.errors import Refused
 from bigiron.hub.quants import QuantFiles, RepoFile
@@ -9,8 +11,6 @@ from bigiron.plan import host as planning
 from bigiron.plan import intent
 from bigiron.plan.host import CachedRelease, HostFacts, plan_hosts, refusals
 from bigiron.units import GIB
-from tests.unit.test_intent import GOOD
-from tests.unit.test_plan_build import HASWELL, ZEN4
 
 MODEL = QuantFiles(
     "Q4_K_M",
@@ -31,7 +31,7 @@ def machine(**changes):
 
 def fact(name="a", observed=None, box=None, **variables):
     wish = intent.read(name, {**GOOD, **variables})
-    disks = {path: DISK for path in ("/opt/bigiron", "/var/cache/bigiron", "/srv/models", "/usr")}
+    disks = dict.fromkeys(("/opt/bigiron", "/var/cache/bigiron", "/srv/models", "/usr"), DISK)
     seen = {
         "compiler": "g++ 12.2.0",
         "packages": {},

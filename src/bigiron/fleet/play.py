@@ -48,7 +48,7 @@ def new_run() -> Path:
 
 
 def _remove(folder: Path) -> None:
-    import shutil  # noqa: PLC0415 - not on the fast path
+    import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
 

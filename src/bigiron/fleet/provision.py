@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Unreachable, UsageError
@@ -66,7 +67,7 @@ def provision(targets: Sequence[Target], inventory: str, say: Say, *, quiet: boo
     inventory. A host that fails or cannot be reached stops no other.
     """
     surveys, errors = survey.survey(targets)
-    refusals = [refusal for one in surveys.values() for refusal in one.refusals]
+    refusals: list[BigironError] = [refusal for one in surveys.values() for refusal in one.refusals]
     refusals += [error for error in errors.values() if error.exit_code not in (EXIT_UNREACHABLE, EXIT_FAILED)]
     if refusals:
         for refusal in refusals[1:]:
@@ -97,6 +98,8 @@ class _Provision:
         self.quiet = quiet
         self.folder = play.new_run()
         self.outcomes: dict[str, Outcome] = {}
+        self.roles: dict[str, list[str]] = {}
+        self.changed: dict[str, list[str]] = {}
 
     def bring(self, surveys: dict[str, Survey]) -> dict[str, Outcome]:
         pending = {name: one for name, one in surveys.items() if not one.plan.fingerprint}
@@ -114,9 +117,6 @@ class _Provision:
         self._apply(waiting)
         applied = [one.target for one in {**builders, **waiting}.values() if one.name not in self.outcomes]
         self._prove(applied)
-        for name, one in surveys.items():
-            if name not in self.outcomes:
-                self.outcomes[name] = Outcome(name, "failed", roles_of(one.differences))
         return self.outcomes
 
     @staticmethod
@@ -150,7 +150,7 @@ class _Provision:
                 values["llama_cpp_fetch_to"] = str(survey.release_archive(one.plan.fingerprint))
                 fetches[one.plan.fingerprint] = one
             variables[name] = values
-        inventories = [*self.inventory.split(","), play.write_plan(self.folder, variables)]
+        inventories: list[str | Path] = [*self.inventory.split(","), play.write_plan(self.folder, variables)]
         sessions = _Sessions([one.target for one in surveys.values()])
         progress = Progress(list(surveys), sessions.progress, quiet=self.quiet)
         try:
@@ -158,23 +158,27 @@ class _Provision:
                 result = play.run("provision", inventories, list(surveys), self.folder, progress.on_event)
         finally:
             sessions.close()
-        for name, one in surveys.items():
-            roles, changed = variables[name]["bigiron_roles"], result.changed.get(name, [])
+        for name in surveys:
+            earlier = self.roles.setdefault(name, [])
+            earlier += [role for role in variables[name]["bigiron_roles"] if role not in earlier]
+            self.changed.setdefault(name, []).extend(result.changed.get(name, []))
             if name in result.unreachable:
-                error: BigironError = Unreachable(
-                    result.unreachable[name], where=name, hint="run the same command again; it carries on"
-                )
-                self.outcomes[name] = Outcome(name, "unreachable", roles, changed, error)
+                hint = "run the same command again; it carries on"
+                self._end(name, "unreachable", Unreachable(result.unreachable[name], where=name, hint=hint))
             elif name in result.failed:
-                error = BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}")
-                self.outcomes[name] = Outcome(name, "failed", roles, changed, error)
+                self._end(name, "failed", BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}"))
         for mark, one in fetches.items():
             if survey.release_archive(mark).exists() and one.name not in self.outcomes:
                 survey.describe_release(mark, one.plan.variables["llama_cpp_identity"])
 
+    def _end(self, name: str, status: str, error: BigironError | None = None) -> Outcome:
+        outcome = Outcome(name, status, self.roles.get(name, []), self.changed.get(name, []), error)
+        self.outcomes[name] = outcome
+        return outcome
+
     def _prove(self, targets: Sequence[Target]) -> None:
         """Observe again (nothing may differ now), judge, measure, lock."""
-        from bigiron.fleet import verify  # noqa: PLC0415 - pytest is not on the no-op path
+        from bigiron.fleet import verify
 
         if not targets:
             return
@@ -186,7 +190,7 @@ class _Provision:
                 error = BigironError(
                     f"still differs after a run without failure: {rest}", where=name, hint=f"see {self.folder}"
                 )
-                self.outcomes[name] = Outcome(name, "failed", roles_of(one.differences), error=error)
+                self._end(name, "failed", error)
         sound = {name: one for name, one in surveys.items() if name not in self.outcomes}
         if not sound:
             return
@@ -196,8 +200,8 @@ class _Provision:
         for verdict in verdicts:
             name, one = verdict.host, sound[verdict.host]
             measured = measurements[name]
-            outcome = Outcome(name, "changed", verdict=verdict)
-            self.outcomes[name] = outcome
+            outcome = self._end(name, "changed")
+            outcome.verdict = verdict
             if not verdict.ok:
                 outcome.status = "failed"
                 outcome.error = BigironError(

@@ -15,6 +15,7 @@ from bigiron.errors import BigironError, Refused
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.hub import tree
+from bigiron.hub.quants import QuantFiles
 from bigiron.machine.model import Machine
 from bigiron.paths import cache_dir, write_atomic
 from bigiron.plan import host as planning
@@ -142,10 +143,11 @@ def _compare(one: Look, fact: HostFacts, plan: HostPlan) -> Survey:
     return Survey(one.target, one.intent, one.machine, one.observed, plan, resources, differences, refusals)
 
 
-def model_files(target: Target, intent: Intent) -> tree.QuantFiles:
+def model_files(target: Target, intent: Intent) -> QuantFiles:
     """The files of the wanted quant, from the hub's list at the pinned revision (cached: a commit never changes)."""
     wish = intent.model
-    token = target.secret("model_token") if "model_token" in target.vars else None
+    # a secret is only opened when the hub is really asked
+    token = (lambda: target.secret("model_token")) if "model_token" in target.vars else None
     chosen = tree.select(tree.list_files(wish.endpoint, wish.repo, wish.revision, token), wish.quant)
     if chosen.missing:
         raise Refused(

@@ -28,6 +28,8 @@ _SERVER_ERRORS = frozenset({500, 502, 503, 504})
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 30.0
 _Result = TypeVar("_Result")
+Token = str | Callable[[], str] | None
+"""A hub token, or the function that opens it when the hub is really asked."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class _HubDownError(Exception):
     """The hub did not answer. Not one of the exceptions huggingface_hub retries for 23 seconds."""
 
 
-def list_files(endpoint: str, repo: str, revision: str, token: str | None, *, refresh: bool = False) -> RepoTree:
+def list_files(endpoint: str, repo: str, revision: str, token: Token, *, refresh: bool = False) -> RepoTree:
     """All files of ``repo`` at ``revision`` (a commit of 40 hex digits) from the hub API at ``endpoint`` ("" = the public hub).
 
     ``refresh`` asks again although the list is cached (a mirror that was filled later). ``token`` is never shown or stored, and
@@ -55,16 +57,14 @@ def list_files(endpoint: str, repo: str, revision: str, token: str | None, *, re
     for a repository or commit that does not exist; BigironError when the hub is down and nothing is cached.
     """
     base = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
-    secret = (token or "").strip() or None
-    if secret and not (secret.isascii() and secret.isprintable() and " " not in secret):
-        raise UsageError("the hub token holds a line break or another character no token has", where="model_token")
     _check_names(base, repo, revision)
     if not _COMMIT.fullmatch(revision):
-        raise _not_a_commit(base, repo, revision, secret)
+        raise _not_a_commit(base, repo, revision, _opened(token))
     revision = revision.lower()
     path = _cache_path(base, repo, revision)
     if not refresh and (tree := _read_cache(path)):
         return tree
+    secret = _opened(token)
     try:
         files = _guard(lambda: _fetch(base, repo, revision, secret), base, repo, revision, secret)
     except _HubDownError as error:
@@ -73,6 +73,13 @@ def list_files(endpoint: str, repo: str, revision: str, token: str | None, *, re
         document = {"endpoint": base, "repo": repo, "revision": revision, "fetched": time.strftime("%Y-%m-%d", time.gmtime())}
         write_atomic(path, json.dumps({**document, "files": [asdict(file) for file in files]}))
     return RepoTree(base, repo, revision, tuple(files))
+
+
+def _opened(token: Token) -> str | None:
+    secret = ((token() if callable(token) else token) or "").strip() or None
+    if secret and not (secret.isascii() and secret.isprintable() and " " not in secret):
+        raise UsageError("the hub token holds a line break or another character no token has", where="model_token")
+    return secret
 
 
 def quants(tree: RepoTree) -> dict[str, QuantFiles]:

@@ -57,8 +57,11 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """Everything wanted on one host. ``variables`` are the complete role variables; ``build_from`` says where the release comes from:
-    ``"here"`` (compiled on this host), ``"installed"``, ``"archive"`` (packed on the controller) or another host's name."""
+    """Everything wanted on one host: ``variables`` are the complete role variables.
+
+    ``build_from`` says where the release comes from: ``"here"`` (compiled on this host), ``"installed"``, ``"archive"`` (packed on the
+    controller) or another host's name.
+    """
 
     host: str
     variables: dict[str, Any]
@@ -168,8 +171,8 @@ def _choose_releases(
                 )
             continue
         if holders:
-            owner, (_, found) = min(holders.items(), key=lambda item: (item[1][0], item[0]))
-            identity, why = replace(identity, compiler=str(found["compiler"])), "runs here already"
+            owner, (_, proved) = min(holders.items(), key=lambda item: (item[1][0], item[0]))
+            identity, why = replace(identity, compiler=str(proved["compiler"])), "runs here already"
         else:
             builder = next((fact for fact in members if _compiler(fact)), members[0])
             owner, why = builder.name, "the first of its platform builds, the others install its release"
@@ -264,11 +267,15 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
             if "amx_tile" in machine.cpu.flags
             else []
         ),
-        Reason("model", f"{intent.model.quant}, {count(len(fact.model.files), 'file')}, {gib(fact.model.total_bytes)}", f"{intent.model.repo} at {intent.model.revision[:12]}"),
+        Reason(
+            "model",
+            f"{intent.model.quant}, {count(len(fact.model.files), 'file')}, {gib(fact.model.total_bytes)}",
+            f"{intent.model.repo} at {intent.model.revision[:12]}",
+        ),
         Reason(
             "threads",
             str(threads),
-            "set in the inventory" if intent.threads else f"physical cores of {count(machine.cpu.sockets, 'socket')} (a second thread per core adds nothing to matrix products)",
+            "set in the inventory" if intent.threads else "physical cores: a second thread per core adds nothing to matrix products",
         ),
         Reason("context", f"{intent.context} tokens x {count(intent.parallel, 'slot')}", "each slot has its own full context"),
         Reason("listen", f"{intent.listen}:{intent.port}", "with an API key that only root and the unit can read"),

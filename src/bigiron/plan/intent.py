@@ -71,7 +71,7 @@ class _Reader:
     def get(self, name: str, kind: type[T], default: T | None = None) -> T:
         value = self.variables.get(name, default)
         if value is None:
-            raise self.fail(name, "is not set", f"set it in the inventory (group_vars/<group>/{name.split('_')[0]}.yml)")
+            raise self.fail(name, "is not set", f"set it in the inventory (group_vars/<group>/{name.split('_', maxsplit=1)[0]}.yml)")
         if kind is int and isinstance(value, str) and re.fullmatch(r"\d+", value):
             value = int(value)
         if kind is bool and isinstance(value, str):
@@ -153,7 +153,7 @@ def read(host: str, variables: Mapping[str, Any]) -> Intent:
 
 
 def _files(reader: _Reader) -> list[Mapping[str, str]]:
-    files = []
+    files: list[Mapping[str, str]] = []
     for entry in reader.get("base_files", list, []):
         if not isinstance(entry, dict) or not {"path", "content"} <= entry.keys() <= {
             "path",

@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """A table on stdout, as wide as the terminal; without a terminal nothing is cut."""
-    from rich import box  # noqa: PLC0415 - 50 ms that a no-op does not pay
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 

@@ -30,6 +30,6 @@ def show_mirror(status: MirrorStatus, *, as_json: bool) -> int:
         console.print_json(status.to_json())
         return 0
     print(f"mirror {status.state} {status.url or ''}".rstrip())
-    for line in status.contents():
-        print(f"  {line}")
+    for repo, commit in status.repos.items():
+        print(f"  {repo} at {commit}")
     return 0

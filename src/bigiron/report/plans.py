@@ -68,7 +68,7 @@ def show_status(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError
             {
                 "host": one.name,
                 "service": f"{service.get('ActiveState', 'absent')}{' (ready)' if service.get('health') == 200 else ''}",
-                "release": exe.split("/releases/")[-1].split("/")[0] if "/releases/" in exe else "-",
+                "release": exe.rsplit("/releases/", maxsplit=1)[-1].split("/", maxsplit=1)[0] if "/releases/" in exe else "-",
                 "model": f"{one.intent.model.repo}:{one.intent.model.quant}",
                 "listens": f"{one.intent.listen}:{one.intent.port}",
                 "plan": "in sync" if one.in_sync else f"{len(one.differences)} differ",

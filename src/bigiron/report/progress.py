@@ -79,7 +79,7 @@ class Progress:
         if self.quiet or not sys.stderr.isatty():
             yield
             return
-        from rich.console import Console  # noqa: PLC0415 - only when something is shown
+        from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
 
