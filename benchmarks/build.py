@@ -52,7 +52,7 @@ def main() -> None:
         # another build number is another release, so a release that this host already has is not taken
         number = 10_000_000 - int(time.time()) % 1_000_000
         settings = {"llama_cpp_ccache_dir": "", "llama_cpp_build_number": number}
-        (folder / "hosts.yml").write_text(yaml.safe_dump({"lab": {"vars": settings, "hosts": {BUILDER: {}, SECOND: {}}}}))
+        (folder / "hosts.yml").write_text(yaml.safe_dump({"lab": {"hosts": {BUILDER: settings, SECOND: settings}}}))
         inventory = f"{state.INVENTORY_STATE.parent},{folder}"
         inv("teardown", "--host", f"{BUILDER},{SECOND}", "--inventory", inventory, cache=scratch)
         plan = inv("plan", "--host", BUILDER, "--inventory", inventory, cache=scratch)[BUILDER]
