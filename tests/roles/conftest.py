@@ -4,11 +4,9 @@ import contextlib
 import functools
 import hashlib
 import http.server
-import io
 import json
 import subprocess
 import sys
-import tarfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,30 +173,3 @@ def files(role_host, tmp_path):
     yield served
     served.server.shutdown()
     served.server.server_close()
-
-
-CMAKE = """cmake_minimum_required(VERSION 3.14)
-project(stub CXX)
-set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
-set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
-add_library(stub SHARED lib.cpp)
-add_executable(llama-server main.cpp)
-target_link_libraries(llama-server PRIVATE stub)
-target_compile_definitions(llama-server PRIVATE SPEED=${STUB_SPEED})
-"""
-
-
-def archive(main: str = 'int main(int, char **) { return say("version: 1"); }', lib: str = "") -> bytes:
-    """A source archive like llama.cpp's: a program with a library of its own, in a folder."""
-    source = {
-        "CMakeLists.txt": CMAKE,
-        "lib.cpp": lib or '#include <cstdio>\nint say(const char *text) { std::puts(text); return 0; }\n',
-        "main.cpp": f"int say(const char *);\n{main}\n",
-    }  # fmt: skip
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, text in source.items():
-            member = tarfile.TarInfo(f"stub-1/{name}")
-            member.size = len(text)
-            tar.addfile(member, io.BytesIO(text.encode()))
-    return packed.getvalue()

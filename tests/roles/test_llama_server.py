@@ -1,0 +1,163 @@
+"""Role llama_server with a small server in the place of llama-server, under the real unit and the real systemd."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+UNIT = "llama-server-main.service"
+SENTINEL = "key-sentinel-0123456789"
+SERVER = """#!/usr/bin/python3
+import http.server, json, os, sys, time
+key = open(sys.argv[sys.argv.index('--api-key-file') + 1]).read().strip()
+began = time.time()
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, code, document):
+        body = json.dumps(document).encode()
+        self.send_response(code)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        if time.time() - began < 1.5:
+            return self.answer(503, {'error': {'code': 503, 'message': 'Loading model'}})
+        self.answer(200, {'status': 'ok'})
+    def do_POST(self):
+        self.rfile.read(int(self.headers['Content-Length']))
+        if self.headers.get('Authorization') != 'Bearer ' + key:
+            return self.answer(401, {'error': {'message': 'Invalid API Key'}})
+        environment = ' '.join(sorted(os.environ))
+        self.answer(200, {'content': environment, 'model': 'stub', 'timings': {
+            'prompt_n': 5, 'predicted_n': 16, 'prompt_per_second': 50.0, 'predicted_per_second': 10.0}})
+    def log_message(self, *words):
+        pass
+if '--die' in sys.argv:
+    sys.exit('error loading model: stub says no')
+http.server.HTTPServer(('127.0.0.1', int(sys.argv[sys.argv.index('--port') + 1])), Handler).serve_forever()
+"""
+
+
+def wanted(*more_arguments, **more):
+    argv = ["/opt/bigiron/current/bin/llama-server", "--port", "8080", "--api-key-file", f"/run/credentials/{UNIT}/api-key"]
+    return {"llama_server_argv": [*argv, *more_arguments], "llama_server_start_timeout_s": 30, **more}
+
+
+@pytest.fixture
+def server_host(clean_host):
+    """A host with the service user and a release that is the small server."""
+    done = clean_host.run("base", base_packages=[])
+    assert done.code == 0, done
+    clean_host.sh(
+        "mkdir -p /srv/models /opt/bigiron/releases/stubstub/bin; ln -sfn releases/stubstub /opt/bigiron/current; "
+        f"cat >/opt/bigiron/current/bin/llama-server <<'END'\n{SERVER}END\nchmod 755 /opt/bigiron/current/bin/llama-server"
+    )
+    yield clean_host
+    clean_host.sh(f"systemctl stop {UNIT} 2>/dev/null; rm -rf /etc/systemd/system/{UNIT}* /srv/models", check=False)
+
+
+def started(host):
+    return host.sh(f"systemctl show -p MainPID -p NRestarts {UNIT}")
+
+
+def test_check_predicts_then_it_serves_then_nothing_changes(server_host):
+    before = server_host.tree()
+    predicted = server_host.run("llama_server", check=True, **wanted())
+    assert predicted.code == 0, predicted
+    assert {"Configure | Keep the API key", "Configure | Install the unit"} <= set(predicted.changed)
+    assert server_host.tree() == before
+
+    server_host.converge("llama_server", **wanted())
+    assert server_host.sh("stat -c '%U %a' /etc/bigiron/credentials/main.key /etc/bigiron/credentials").split() == [
+        "root",
+        "600",
+        "root",
+        "700",
+    ]
+    assert len(server_host.sh("cat /etc/bigiron/credentials/main.key").strip()) >= 40
+    assert server_host.sh(f"systemctl is-enabled {UNIT}").strip() == "enabled"
+
+
+def test_process_older_than_what_it_depends_on_is_restarted(server_host):
+    server_host.converge("llama_server", **wanted())
+    for change in ("touch /etc/bigiron/credentials/main.key", "sleep 1; ln -sfn releases/stubstub /opt/bigiron/current"):
+        before = started(server_host)
+        server_host.sh(change)
+        again = server_host.run("llama_server", **wanted())
+        assert again.changed == ["Start | Read the unit, enable and start it"], again
+        assert started(server_host) != before
+    # a run that was killed between writing the unit and the restart
+    before = started(server_host)
+    server_host.sh(f"echo '# edited' >> /etc/systemd/system/{UNIT}")
+    repaired = server_host.run("llama_server", **wanted())
+    assert repaired.changed == ["Configure | Install the unit", "Start | Read the unit, enable and start it"], repaired
+    assert started(server_host) != before
+
+
+def test_given_key_is_used_rotated_and_shows_up_nowhere(server_host):
+    assert server_host.run("llama_server", **wanted()).code == 0
+    first = server_host.run("llama_server", arguments=["-vvvv"], **wanted(llama_server_api_key=SENTINEL))
+    assert first.code == 0, first
+    assert server_host.sh("cat /etc/bigiron/credentials/main.key").strip() == SENTINEL
+    failed = server_host.run("llama_server", arguments=["-vvvv"], **wanted("--die", llama_server_api_key=SENTINEL))
+    assert failed.code != 0
+    for text in (first.output, first.log, failed.output, failed.log):
+        assert SENTINEL not in text
+    pattern = f"{SENTINEL[:-1]}[{SENTINEL[-1]}]"  # matches the key and not the command that looks for it
+    seen = server_host.sh(
+        f"grep -rl '{pattern}' /proc/[0-9]*/cmdline /proc/[0-9]*/environ /etc/systemd /tmp /root/.ansible 2>/dev/null; "
+        f"journalctl --no-pager | grep '{pattern}'; systemctl show {UNIT} | grep '{pattern}'",
+        check=False,
+    )
+    assert seen == "", seen
+
+
+def test_server_that_dies_is_told_with_its_last_words(server_host):
+    failed = server_host.run("llama_server", **wanted("--die"))
+    assert failed.code != 0
+    assert "stub says no" in failed.failed[-1], failed
+
+
+def test_taken_port_is_told(server_host):
+    server_host.sh("nohup python3 -m http.server 8080 --bind 127.0.0.1 >/dev/null 2>&1 & echo $! >/run/holder; sleep 1")
+    failed = server_host.run("llama_server", **wanted())
+    server_host.sh("kill $(cat /run/holder); rm /run/holder")
+    assert failed.code != 0
+    assert "Address already in use" in failed.failed[-1], failed
+
+
+def test_bad_drop_in_of_a_person_is_told_and_kept(server_host):
+    server_host.converge("llama_server", **wanted())
+    drop_in = f"/etc/systemd/system/{UNIT}.d/mine.conf"
+    server_host.sh(f"mkdir -p {drop_in.rsplit('/', 1)[0]}; printf '[Service]\\nStartLimitFoo=3\\n' >{drop_in}")
+    failed = server_host.run("llama_server", **wanted())
+    assert failed.code != 0
+    assert "StartLimitFoo" in failed.failed[-1], failed
+    assert "StartLimitFoo" in server_host.sh(f"cat {drop_in}")
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"llama_server_argv": ["llama-server"]}, "absolute program"),
+        ({"llama_server_argv": ["/bin/x", "--api-key", "secret"]}, "--api-key"),
+        (wanted(llama_server_user="nobody-there"), "nobody-there does not exist"),
+        (wanted(llama_server_api_key="two words"), "no spaces"),
+    ],
+)
+def test_wrong_wish_is_refused_before_anything_is_touched(role_host, variables, says):
+    refused = role_host.run("llama_server", **variables)
+    assert refused.code != 0
+    assert says in refused.failed[-1], refused
+    assert "Configure | Install the unit" not in refused.changed
+
+
+def test_environment_of_the_manager_does_not_reach_the_server(server_host):
+    server_host.sh("systemctl set-environment LLAMA_API_KEY=stray LLAMA_ARG_CTX_SIZE=7")
+    try:
+        assert server_host.run("llama_server", **wanted()).code == 0
+        pid = server_host.sh(f"systemctl show -P MainPID {UNIT}").strip()
+        names = {entry.split("=")[0] for entry in server_host.sh(f"tr '\\0' '\\n' </proc/{pid}/environ").split()}
+    finally:
+        server_host.sh("systemctl unset-environment LLAMA_API_KEY LLAMA_ARG_CTX_SIZE")
+    assert names == {"HOME", "LANG", "PATH"}, json.dumps(sorted(names))
