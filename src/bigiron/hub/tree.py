@@ -131,7 +131,7 @@ def _check_names(base: str, repo: str, revision: str) -> None:
 def _api(base: str, secret: str | None) -> Any:
     """An HfApi that neither reports use, logs, nor waits long for a server that is not there."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import HfApi, set_client_factory  # noqa: PLC0415 - 0.5 s that a cached list does not need
+    from huggingface_hub import HfApi, set_client_factory
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     set_client_factory(_client)
@@ -139,8 +139,8 @@ def _api(base: str, secret: str | None) -> Any:
 
 
 def _client() -> Any:
-    import httpx2  # noqa: PLC0415 - what huggingface_hub speaks HTTP with
-    from huggingface_hub.utils._http import default_client_factory  # noqa: PLC0415
+    import httpx2
+    from huggingface_hub.utils._http import default_client_factory
 
     client: Any = default_client_factory()
     send: Callable[..., Any] = client.send
@@ -223,17 +223,34 @@ def _guard(call: Callable[[], _Result], base: str, repo: str, revision: str, sec
     raise BigironError(f"the hub's answer could not be used: {detail}", where=where, hint=f"is {base} a hub?") from None
 
 
+def commit_of(endpoint: str, repo: str, branch: str, token: str | None) -> str:
+    """The commit (40 hex digits) that ``branch`` or a tag of ``repo`` points to now. Raises as `list_files` does."""
+    base = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    _check_names(base, repo, branch)
+    try:
+        return _ask_commit(base, repo, branch, (token or "").strip() or None)
+    except _HubDownError as error:
+        raise BigironError(
+            f"the hub at {base} cannot be reached: {error}", where=f"{repo}@{branch}", hint="pin a commit to work without it"
+        ) from None
+
+
+def _ask_commit(base: str, repo: str, branch: str, secret: str | None) -> str:
+    info = _guard(lambda: _api(base, secret).model_info(repo, revision=branch), base, repo, branch, secret)
+    if not isinstance(info.sha, str) or not _COMMIT.fullmatch(info.sha):
+        raise BigironError("the hub names no commit for this branch", where=f"{repo}@{branch}", hint=f"is {base} a hub?")
+    return info.sha
+
+
 def _not_a_commit(base: str, repo: str, revision: str, secret: str | None) -> BigironError:
     where = f"{repo}@{revision}"
     try:
-        info = _guard(lambda: _api(base, secret).model_info(repo, revision=revision), base, repo, revision, secret)
+        sha = _ask_commit(base, repo, revision, secret)
     except _HubDownError as error:
         known = _cached_commits(repo)
         hint = f"pin a commit; cached: {', '.join(known)}" if known else "pin a commit (40 hex digits)"
         return Refused(f"a branch or tag moves, and the hub cannot be asked for its commit: {error}", where=where, hint=hint)
-    return Refused(
-        f"a branch or tag moves; today {revision!r} is commit {info.sha}", where=where, hint=f"set model_revision: {info.sha}"
-    )
+    return Refused(f"a branch or tag moves; today {revision!r} is commit {sha}", where=where, hint=f"set model_revision: {sha}")
 
 
 def _folder(repo: str) -> Path:

@@ -1,0 +1,191 @@
+"""The plan's memory table against ``llama-fit-params --fit-print on`` of a built release.
+
+    python benchmarks/plan_vs_fit_params.py PATH/llama-fit-params [--rpc-server PATH/ggml-rpc-server] [--model FILE.gguf ...]
+
+Models are sparse files of true size (tests/fixtures/model_shapes.py), so nothing is downloaded. With an RPC server (a llama.cpp built with
+GGML_RPC) the same is done with one and two devices that are not the CPU. Weights and cache must agree within 1 % or 16 MiB, compute
+buffers within 15 % or 64 MiB. Exit 1 when one does not. ``--no-repack`` is passed: llama-fit-params does not print repacked buffers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests"), str(Path(__file__).resolve().parents[1] / "src")]
+
+from bigiron.gguf.facts import ROUTED, ModelFacts, model_facts  # noqa: E402 -- the path comes first
+from bigiron.gguf.sets import inspect_set  # noqa: E402 -- the path comes first
+from bigiron.plan.hardware import Accelerator, Hardware  # noqa: E402 -- the path comes first
+from bigiron.plan.memory import DeviceMemory  # noqa: E402 -- the path comes first
+from bigiron.plan.model import ModelPlan, Wish, choose  # noqa: E402 -- the path comes first
+from bigiron.units import GB, GIB, MIB  # noqa: E402 -- the path comes first
+from fixtures.model_shapes import QUANTS, dense_gqa, kimi_k2, small_moe  # noqa: E402 -- the path comes first
+
+FIRST_PORT = 50152
+RUNS = {
+    "CPU": [
+        Wish(context=4096),
+        Wish(context=32768),
+        Wish(context=131072, type_k="q8_0", type_v="q8_0"),
+        Wish(context=32768, slots=4),
+        Wish(context=8192, type_k="q4_0", type_v="q4_0"),
+    ],
+    "1 device": [Wish(context=8192), Wish(context=32768, type_k="q8_0", type_v="q8_0"), Wish(context=131072)],
+    "2 devices": [Wish(context=8192), Wish(context=32768)],
+}
+ROOM = {"all": 1024.0, "part": 0.45}
+"""GPU memory tried: more than any model, and a part of the model (GiB, or share of its bytes)."""
+
+
+def main() -> int:
+    """Compare and print; the exit code tells whether all agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary", type=Path)
+    parser.add_argument("--rpc-server", type=Path)
+    parser.add_argument("--model", type=Path, action="append", default=[])
+    options = parser.parse_args()
+    table = Table("model", "devices", "plan", "device", "weights MiB", "cache MiB", "compute MiB", "agrees")
+    compared = wrong = 0
+    with tempfile.TemporaryDirectory() as folder, _rpc(options.rpc_server) as endpoints:
+        for name, facts, path in _models(Path(folder), options.model):
+            for devices, count in (("CPU", 0), ("1 device", 1), ("2 devices", 2)):
+                if count > len(endpoints):
+                    continue
+                for wish in RUNS[devices]:
+                    for hardware in _machines(facts, count):
+                        compared += 1
+                        wrong += not _compare(
+                            table, options.binary, (name, facts, path), devices, hardware, wish, endpoints[:count]
+                        )
+    Console(width=150).print(table)
+    print(f"{compared} combinations, {compared - wrong} agree")
+    return 1 if wrong or not compared else 0
+
+
+def _models(folder: Path, extra: list[Path]) -> Iterator[tuple[str, ModelFacts, Path]]:
+    shapes = {"Kimi K2 Q2_K": kimi_k2(QUANTS["Q2_K"]), "Kimi K2 Q4_K": kimi_k2(QUANTS["Q4_K"])}
+    shapes |= {"dense GQA 8B Q4_K": dense_gqa(QUANTS["Q4_K"]), "MoE 30B-A3B Q4_K": small_moe(QUANTS["Q4_K"])}
+    for name, shape in shapes.items():
+        path = shape.write(folder / f"{name.replace(' ', '-')}.gguf")
+        yield name, model_facts(inspect_set(path).headers), path
+    for path in extra:
+        yield path.stem, model_facts(inspect_set(path).headers), path
+
+
+def _machines(facts: ModelFacts, gpus: int) -> Iterator[Hardware]:
+    host = Hardware(
+        name="bench",
+        cpu_model="CPU",
+        sockets=1,
+        cores=2,
+        threads=2,
+        clock_ghz=3.0,
+        isa="avx512",
+        numa_nodes=1,
+        memory_bytes=4096 * GIB,
+        available_bytes=None,
+        bandwidth=20.0 * GB,
+        bandwidth_measured=True,
+        bandwidth_source="bench",
+    )
+    if not gpus:
+        yield host
+        return
+    for room in ROOM.values():
+        size = int(room * GIB) if room > 1 else int(facts.total_bytes * room / gpus) + 4 * GIB
+        yield replace(
+            host, gpus=tuple(Accelerator(f"RPC{index}", "RPC", size, 1e12, 3e10, 1e14, "bench") for index in range(gpus))
+        )
+
+
+def _compare(
+    table: Table,
+    binary: Path,
+    model: tuple[str, ModelFacts, Path],
+    devices: str,
+    hardware: Hardware,
+    wish: Wish,
+    endpoints: list[str],
+) -> bool:
+    name, facts, path = model
+    plan = choose(hardware, facts, wish)
+    words = [f"{word}" for word in plan.arguments]
+    for index, endpoint in enumerate(endpoints):
+        words = [word.replace(f"=RPC{index}", f"=RPC0[{endpoint}]") for word in words]
+    # options that only llama-server has
+    for option in ("--cache-ram", "--fit", "--parallel"):
+        if option in words:
+            at = words.index(option)
+            extra = ["-np", words[at + 1]] if option == "--parallel" else []
+            words[at : at + 2] = extra
+    if "--no-repack" not in words:
+        words.append("--no-repack")
+    rpc = ["--rpc", ",".join(endpoints)] if endpoints else []
+    ran = subprocess.run(
+        [str(binary), "-m", str(path), "--fit-print", "on", *rpc, *words], capture_output=True, text=True, check=False
+    )
+    lines = [text.split() for text in ran.stdout.splitlines()]
+    printed = {line[0]: [int(part) for part in line[1:4]] for line in lines if len(line) == 4}
+    title = f"{plan.placement.kind}, {wish.context} {wish.type_k} x{wish.slots} ub {plan.placement.ubatch}"
+    if ran.returncode or "Host" not in printed:
+        table.add_row(
+            name, devices, title, "-", ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else "no answer", "", "", "NO"
+        )
+        return False
+    good = True
+    for row in plan.memory:
+        real = printed.get("Host" if row.device == "memory" else row.device, [0, 0, 0])
+        planned = _planned(row, plan)
+        agrees = _agree(planned, real)
+        good &= agrees
+        shown = [f"{planned[index]} / {real[index]}" for index in range(3)]
+        table.add_row(name, devices, title, row.device, *shown, "yes" if agrees else "NO")
+    return good
+
+
+def _planned(row: DeviceMemory, plan: ModelPlan) -> list[int]:
+    """MiB of weights, cache and buffers. An RPC device works on no copies of expert tensors, as a real GPU does: taken out."""
+    on_gpus = sum(len(layers) for layers in plan.placement.gpu_experts)
+    copies = row.device == "RPC0" and plan.placement.op_offload and on_gpus < len(plan.facts.routed_layer_bytes)
+    copy = max((tensor.nbytes for tensor in plan.facts.tensors if tensor.tensor_class == ROUTED), default=0) if copies else 0
+    return [round(size / MIB) for size in (row.weights.nbytes + row.streamed, row.kv.nbytes, row.compute.nbytes - copy)]
+
+
+def _agree(planned: list[int], real: list[int]) -> bool:
+    limits = ((0.01, 16), (0.01, 16), (0.15, 64))
+    return all(
+        abs(plan - true) <= max(share * true, least) for plan, true, (share, least) in zip(planned, real, limits, strict=True)
+    )
+
+
+@contextmanager
+def _rpc(server: Path | None) -> Iterator[list[str]]:
+    if server is None:
+        yield []
+        return
+    ports = (FIRST_PORT, FIRST_PORT + 1)
+    running = [
+        subprocess.Popen([str(server), "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for port in ports
+    ]
+    try:
+        time.sleep(1)
+        yield [f"127.0.0.1:{port}" for port in ports]
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

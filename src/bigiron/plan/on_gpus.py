@@ -1,0 +1,178 @@
+"""Dealing a model out to GPUs: as many layers as have room, then routed experts, the rest in main memory.
+
+llama.cpp (build 11434): ``--n-gpu-layers N`` puts the last N of (layers + output) on GPUs, ``--tensor-split`` deals them out in order,
+``--override-tensor`` moves routed experts of single layers, a layer's cache follows the layer, the input table stays in main memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
+from bigiron.plan.memory import Role, Term
+from bigiron.plan.pieces import STREAMS, Host, Model, Placement, Wanted, buffers_of, host_row, kv_reason, memory_row
+from bigiron.units import gib
+
+
+def on_gpus(model: Model, hardware: Hardware, wanted: Wanted, *, op_offload: bool) -> Placement | None:
+    """The most layers on the GPUs, then the most routed experts; None when not even the last unit has room."""
+    dealer = _Dealer(model, hardware.gpus, wanted, model.largest_expert if op_offload else 0)
+    for count in range(model.layers + 1, 0, -1):
+        if dealt := dealer.deal(count):
+            return _assemble(dealer, hardware, *dealt, op_offload=op_offload)
+    return None
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The last ``count`` units dealt to GPUs: ``units`` of each in order, ``experts`` = layers whose routed experts each has too."""
+
+    count: int
+    units: tuple[range, ...]
+    experts: tuple[tuple[int, ...], ...] = ()
+
+
+class _Dealer:
+    """Deals units out. ``copy`` bytes of an expert tensor go to the first GPU that is used, for prefill."""
+
+    def __init__(self, model: Model, gpus: tuple[Accelerator, ...], wanted: Wanted, copy: int) -> None:
+        self.model = model
+        self.gpus = gpus
+        self.wanted = wanted
+        self.copy = copy
+        self.rooms = [gpu.memory_bytes - gpu_reserve(gpu)[0] for gpu in gpus]
+        self._sizes: dict[tuple[Role, int], int] = {}
+
+    def role(self, units: range, count: int, held: Sequence[int] | None = None) -> Role:
+        """What a GPU with ``units`` of the last ``count`` does; ``held``: the layers whose experts it has (None: not dealt yet)."""
+        own = sum(1 for unit in units if unit < self.model.layers and self.model.experts[unit])
+        everything = count == self.model.layers + 1  # GPUs without units are left out by --device: one alone makes no pipeline
+        return Role(
+            layers=bool(units) and units.start < self.model.layers,
+            output=self.model.layers in units,
+            experts=held is None or bool(held),
+            partial=own > 0 and (held is None or len(held) < own),
+            alone=everything and len(units) == count,
+            pipelined=everything and 0 < len(units) < count and not self.model.is_moe,
+        )
+
+    def buffers(self, units: range, count: int, copy: int) -> int:
+        """Bytes of the compute buffer before the experts are dealt."""
+        key = (self.role(units, count), copy)
+        if key not in self._sizes:
+            self._sizes[key] = buffers_of(self.model, self.wanted, *key).nbytes
+        return self._sizes[key]
+
+    def deal(self, count: int) -> tuple[_Split, int] | None:
+        """The last ``count`` units dealt, and the copy that is left to make; None when they do not fit.
+
+        Every GPU is filled to the same percentage of its room: the one that leaves most room for routed experts, and among equals the
+        lowest (the evenest). Filling the first ones to the brim is what leaves the last one short (ik_llama.cpp#1821).
+        """
+        best: tuple[int, _Split] | None = None
+        for percent in range(100, 0, -1):
+            units = self._fill(count, percent)
+            if units is None:
+                break
+            split = self._with_experts(count, units)
+            placed = sum(self.model.experts[layer] for layers in split.experts for layer in layers)
+            if best is None or placed >= best[0]:
+                best = (placed, split)
+        if best is None:
+            return None
+        return best[1], self.copy if best[0] < sum(self.model.experts) else 0
+
+    def _fill(self, count: int, percent: int) -> tuple[range, ...] | None:
+        unit, end = self.model.layers + 1 - count, self.model.layers + 1
+        dealt: list[range] = []
+        for room in self.rooms:
+            first, used = unit, 0
+            copy = 0 if any(dealt) else self.copy
+            while unit < end:
+                used += self.model.unit(unit)
+                if used > (room - self.buffers(range(first, unit + 1), count, copy)) * percent // 100:
+                    break
+                unit += 1
+            dealt.append(range(first, unit))
+        return tuple(dealt) if unit == end else None
+
+    def _with_experts(self, count: int, dealt: tuple[range, ...]) -> _Split:
+        """Routed experts beside their own layer, as many layers per GPU as its free bytes take."""
+        chosen: list[tuple[int, ...]] = []
+        copy = self.copy
+        for room, units in zip(self.rooms, dealt, strict=True):
+            left = room - self.buffers(units, count, copy if units else 0) - sum(self.model.unit(unit) for unit in units)
+            copy = 0 if units else copy
+            layers = []
+            for layer in units:
+                if layer < self.model.layers and 0 < self.model.experts[layer] <= left:
+                    left -= self.model.experts[layer]
+                    layers.append(layer)
+            chosen.append(tuple(layers))
+        return _Split(count, dealt, tuple(chosen))
+
+
+def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, op_offload: bool) -> Placement:
+    model, wanted, count = dealer.model, dealer.wanted, split.count
+    rows = []
+    gpu_kv = gpu_weights = 0
+    for gpu, units, layers in zip(hardware.gpus, split.units, split.experts, strict=True):
+        kv = sum(model.kv[unit] for unit in units if unit < model.layers)
+        dense = sum(model.unit(unit) for unit in units) - kv
+        routed = sum(model.experts[layer] for layer in layers)
+        gpu_kv, gpu_weights = gpu_kv + kv, gpu_weights + dense + routed
+        size, why = gpu_reserve(gpu)
+        reason = f"{len(units)} of {model.layers + 1} layers and output, without routed experts {gib(dense)}"
+        if model.is_moe:
+            reason += f" + routed experts of {len(layers)} layers {gib(routed)}"
+        compute = buffers_of(model, wanted, dealer.role(units, count, layers), copy if units else 0)
+        copy = 0 if units else copy
+        rows.append(
+            memory_row(
+                gpu.device,
+                gpu.model,
+                gpu.memory_bytes,
+                Term("", dense + routed, reason),
+                Term("", kv, kv_reason(model, wanted, kv)),
+                compute,
+                Term("", 0, "nothing"),
+                Term("", size, why),
+            )
+        )
+    routed_left = sum(model.experts) - sum(model.experts[layer] for layers in split.experts for layer in layers)
+    on_cpu = model.layers + 1 - count
+    used = sum(1 for units in split.units if units)
+    role = Role(
+        layers=on_cpu > 0,
+        output=False,
+        experts=routed_left > 0,
+        alone=used < 2,
+        host=True,
+        pipelined=on_cpu == 0 and used > 1 and not model.is_moe,
+    )
+    compute = buffers_of(model, wanted, role)
+    host = Host(model.weights + model.output_copy - gpu_weights, routed_left, sum(model.kv) - gpu_kv, compute)
+    row, verdict, resident, short, notes = host_row(model, hardware, wanted, host)
+    all_in_vram = on_cpu == 0 and not routed_left
+    if all_in_vram:
+        kind = "all in VRAM"
+    else:
+        kind = "one GPU, hybrid" if len(hardware.gpus) == 1 else f"{len(hardware.gpus)} GPUs, hybrid"
+    profile = "—" if all_in_vram else "C" if verdict == STREAMS else "B"
+    return Placement(
+        kind=kind,
+        profile=profile,
+        verdict=verdict,
+        gpu_layers=count,
+        split=tuple(len(units) for units in split.units),
+        gpu_experts=split.experts,
+        memory=(*rows, row),
+        ubatch=wanted.ubatch,
+        repack=False,
+        load_mode="mmap" if verdict == STREAMS or all_in_vram else "none",
+        op_offload=op_offload,
+        resident=resident,
+        short_bytes=short,
+        notes=notes,
+    )

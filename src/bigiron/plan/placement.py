@@ -1,0 +1,82 @@
+"""Which tensors go to which memory: CPU only, GPU hybrid, several GPUs, all in VRAM, unified memory, streamed from disk.
+
+Pure functions. The best placement keeps everything in memory, then has the most layers and the most routed experts on GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bigiron.gguf.facts import ModelFacts
+from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
+from bigiron.plan.memory import DeviceMemory, Role, Term
+from bigiron.plan.on_gpus import on_gpus
+from bigiron.plan.pieces import FITS, HYBRID_UBATCH, NO, STREAMS, Host, Placement, Wanted, buffers_of, cut, host_row, memory_row
+
+__all__ = ["FITS", "NO", "STREAMS", "Placement", "Wanted", "place"]
+
+
+def place(facts: ModelFacts, hardware: Hardware, wanted: Wanted) -> Placement:
+    """The best placement of the model on the machine. Check ``verdict``: a plan that does not fit is returned with what is short."""
+    if hardware.unified or not hardware.gpus:
+        return _on_host(facts, hardware, wanted)
+    best: Placement | None = None
+    sizes = [wanted.ubatch] if wanted.ubatch != 512 or not facts.experts else [HYBRID_UBATCH, 512]
+    for ubatch in sizes:
+        model = cut(facts, replace(wanted, ubatch=ubatch))
+        for op_offload in (True, False) if ubatch == sizes[-1] else (True,):
+            found = on_gpus(model, hardware, replace(wanted, ubatch=ubatch), op_offload=op_offload)
+            if found and (best is None or _rank(found) > _rank(best)):
+                best = found
+        if best and best.verdict == FITS and best.gpu_layers == model.layers + 1:
+            break
+    on_host = _on_host(facts, hardware.cpu_only(), wanted)
+    if best is None:
+        idle = tuple(_idle(gpu) for gpu in hardware.gpus)
+        return replace(
+            on_host,
+            memory=(*idle, *on_host.memory),
+            notes=(*on_host.notes, "no GPU has room for a layer with its cache and buffers: they stay unused"),
+        )
+    return best
+
+
+def _rank(placement: Placement) -> tuple[int, int, bool, int]:
+    order = {NO: 0, STREAMS: 1, FITS: 2}[placement.verdict]
+    return order, placement.gpu_layers, placement.op_offload, sum(len(layers) for layers in placement.gpu_experts)
+
+
+def _idle(gpu: Accelerator) -> DeviceMemory:
+    nothing = Term("", 0, "unused")
+    size, reason = gpu_reserve(gpu)
+    return memory_row(
+        gpu.device, gpu.model, gpu.memory_bytes, nothing, nothing, nothing, nothing, Term("reserve", size, reason)
+    )
+
+
+def _on_host(facts: ModelFacts, hardware: Hardware, wanted: Wanted) -> Placement:
+    model = cut(facts, wanted)
+    compute = buffers_of(model, wanted, Role(layers=True, output=True, host=True))
+    host = Host(weights=model.weights, routed=sum(model.experts), kv=sum(model.kv), compute=compute)
+    row, verdict, resident, short, notes = host_row(model, hardware, wanted, host)
+    streams = verdict == STREAMS
+    unified = hardware.unified
+    profile = "C" if streams else "A"
+    if unified:
+        profile = "—"
+    return Placement(
+        kind="unified memory" if unified else "CPU only",
+        profile=profile,
+        verdict=verdict,
+        gpu_layers=model.layers + 1 if unified and not streams else 0,
+        split=(),
+        gpu_experts=(),
+        memory=(row,),
+        ubatch=wanted.ubatch,
+        repack=not streams and not unified,
+        load_mode="mmap",
+        op_offload=True,
+        resident=resident,
+        short_bytes=short,
+        notes=notes,
+    )
