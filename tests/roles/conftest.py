@@ -110,7 +110,7 @@ class Host:
         """Everything these roles could touch, as text."""
         return self.sh(
             "find /etc /opt /srv /usr/bin /var/lib/bigiron /var/cache/bigiron /run/bigiron -xdev "
-            "-not -path '/etc/ld.so.cache' -printf '%p %y %m %u %g %s %l\\n' 2>/dev/null | sort; "
+            "-not -path '/etc/ld.so.cache' -not -name '*-' -printf '%p %y %m %u %g %s %l\\n' 2>/dev/null | sort; "
             "getent passwd; dpkg-query -W | sort"
         )
 

@@ -14,6 +14,7 @@ import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
+from urllib.parse import unquote, urlsplit
 
 from ..errors import BigironError, Refused
 from ..hub.fetch import Item, Patience, fetch, sha256_of
@@ -115,8 +116,7 @@ def _source(request: Request, report: Callable[..., None]) -> Path:
         if not archive.is_file() or sha256_of(archive) != request.source_sha256:
             with contextlib.suppress(FileNotFoundError):
                 archive.unlink()
-            item = Item(request.source_url, archive, request.source_sha256)
-            fetch(item, patience=Patience(300.0), report=lambda done: report("fetching the source", done, 0, "bytes"))
+            _bring(request, archive, report)
         report("unpacking the source", 0, 1)
         fresh = request.work / "src.new"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -130,6 +130,21 @@ def _source(request: Request, report: Callable[..., None]) -> Path:
             hint="set llama_cpp_source_subdir to the folder that holds llama.cpp's CMakeLists.txt",
         )  # fmt: skip
     return source
+
+
+def _bring(request: Request, archive: Path, report: Callable[..., None]) -> None:
+    """The source archive at ``archive``, checked; ``file://`` names a file on this host, for hosts without a network."""
+    if not request.source_url.startswith("file://"):
+        item = Item(request.source_url, archive, request.source_sha256)
+        fetch(item, patience=Patience(300.0), report=lambda done: report("fetching the source", done, 0, "bytes"))
+        return
+    local = Path(unquote(urlsplit(request.source_url).path))
+    if not local.is_file():
+        raise BigironError("the source archive is not on this host", where=request.source_url)
+    got = sha256_of(local)
+    if got != request.source_sha256:
+        raise BigironError(f"wrong content: SHA-256 is {got}, expected {request.source_sha256}", where=str(local))
+    shutil.copyfile(local, archive)
 
 
 def _only_folder(unpacked: Path) -> Path:
