@@ -129,6 +129,21 @@ def test_a_stopped_service_is_drift_and_is_repaired(main_host):
     assert on(MAIN, f"systemctl is-active {UNIT}").strip() == "active"
 
 
+def test_a_service_that_systemd_gave_up_on_is_started_again(main_host):
+    on(
+        MAIN,
+        f"mkdir -p /etc/systemd/system/{UNIT}.d; printf '[Service]\nExecStartPre=/bin/false\nRestartSec=0\n' > /etc/systemd/system/{UNIT}.d/broken.conf",
+    )
+    on(MAIN, f"systemctl daemon-reload; systemctl restart {UNIT}; sleep 3", check=False)
+    assert on(MAIN, f"systemctl show -P Result {UNIT}").strip() == "start-limit-hit" or "failed" in on(
+        MAIN, f"systemctl is-failed {UNIT}", check=False
+    )
+    on(MAIN, f"rm -r /etc/systemd/system/{UNIT}.d")
+    done = inv("provision", "--host", MAIN)
+    assert done.code == 0, done
+    assert on(MAIN, f"systemctl is-active {UNIT}").strip() == "active"
+
+
 def test_a_damaged_shard_is_found_and_fetched_again(main_host):
     lock = yaml.safe_load((PROJECT / "inventory/lab/locks" / f"{MAIN}.yml").read_text())
     shard = lock["model"]["files"][-1]

@@ -71,7 +71,9 @@ class _Reader:
     def get(self, name: str, kind: type[T], default: T | None = None) -> T:
         value = self.variables.get(name, default)
         if value is None:
-            raise self.fail(name, "is not set", f"set it in the inventory (group_vars/<group>/{name.split('_', maxsplit=1)[0]}.yml)")
+            raise self.fail(
+                name, "is not set", f"set it in the inventory (group_vars/<group>/{name.split('_', maxsplit=1)[0]}.yml)"
+            )
         if kind is int and isinstance(value, str) and re.fullmatch(r"\d+", value):
             value = int(value)
         if kind is bool and isinstance(value, str):

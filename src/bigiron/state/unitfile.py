@@ -79,8 +79,9 @@ def install(unit: str, content: str, *, check: bool = False, folder: Path = UNIT
 def freshness(unit: str, depends_on: list[str]) -> dict[str, Any]:
     """Whether the process of ``unit`` still is what the files say.
 
-    Returns ``{"active", "pid", "stale", "because": [why]}``: stale when it runs and is older than a file it depends on
-    (a link counts by its own change), or when systemd has not read the unit since.
+    Returns ``{"active", "pid", "stale", "because": [why], "gave_up"}``: stale when it runs and is older than a file it depends on
+    (a link counts by its own change), or when systemd has not read the unit since; gave_up when systemd holds it for failed, so that
+    earlier starts count against the next one (StartLimitBurst).
     """
     answer = subprocess.run(
         ["systemctl", "show", unit, "--property=MainPID,ActiveState,NeedDaemonReload"],
@@ -97,7 +98,8 @@ def freshness(unit: str, depends_on: list[str]) -> dict[str, Any]:
     if values.get("NeedDaemonReload") == "yes":
         because.append("systemd has not read the unit since it changed")
     active = values.get("ActiveState") in {"active", "activating", "reloading"}
-    return {"active": active, "pid": pid, "stale": bool(active and because), "because": because}
+    gave_up = values.get("ActiveState") == "failed"
+    return {"active": active, "pid": pid, "stale": bool(active and because), "because": because, "gave_up": gave_up}
 
 
 def started_at(pid: int) -> Optional[float]:
