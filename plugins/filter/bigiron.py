@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bigiron.plan.capabilities import unsupported
 from bigiron.state.render import render
 
 
 class FilterModule:
-    """``'llama-server.service' | bigiron_render(variables)`` is the text of that template, as the diff expects it."""
+    """``'llama-server.service' | bigiron_render(variables)`` is the text of that template, as the diff expects it.
+
+    ``argv | bigiron_unsupported(help_text)`` lists what the build with that ``--help`` would not accept.
+    """
 
     def filters(self):
-        return {"bigiron_render": render}
+        return {"bigiron_render": render, "bigiron_unsupported": unsupported}

@@ -10,6 +10,9 @@ UNIT = "llama-server-main.service"
 SENTINEL = "key-sentinel-0123456789"
 SERVER = """#!/usr/bin/python3
 import http.server, json, os, sys, time
+if '--help' in sys.argv:
+    print('--port N  port\\n--api-key-file F  keys\\n--die  die\\n' + '\\n'.join(f'--switch-{n}  a switch' for n in range(10)))
+    sys.exit()
 key = open(sys.argv[sys.argv.index('--api-key-file') + 1]).read().strip()
 began = time.time()
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -142,11 +145,13 @@ def test_bad_drop_in_of_a_person_is_told_and_kept(server_host):
         ({"llama_server_argv": ["llama-server"]}, "absolute program"),
         ({"llama_server_argv": ["/bin/x", "--api-key", "secret"]}, "--api-key"),
         (wanted(llama_server_user="nobody-there"), "nobody-there does not exist"),
+        (wanted("--no-mmap"), "this build has no option --no-mmap"),
+        (wanted("--die", "now"), "now belongs to no option"),
         (wanted(llama_server_api_key="two words"), "no spaces"),
     ],
 )
-def test_wrong_wish_is_refused_before_anything_is_touched(role_host, variables, says):
-    refused = role_host.run("llama_server", **variables)
+def test_wrong_wish_is_refused_before_anything_is_touched(server_host, variables, says):
+    refused = server_host.run("llama_server", **variables)
     assert refused.code != 0
     assert says in refused.failed[-1], refused
     assert "Configure | Install the unit" not in refused.changed

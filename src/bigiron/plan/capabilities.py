@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bigiron.errors import Refused
@@ -106,3 +107,26 @@ def _split(flag: str) -> tuple[tuple[str, ...], str]:
         if not found[2].startswith(","):
             break
     return tuple(names), rest.strip()
+
+
+def unsupported(argv: Sequence[str], help_text: str) -> list[str]:
+    """What this build would not accept in ``argv`` (program first): unknown options, options without their value, stray words.
+
+    An option that an older build took without a value and this one with (``-fa``) would eat the next option, and the other way round leave
+    a stray word; both are found.
+    """
+    known, found = parse(help_text), []
+    words = list(argv[1:])
+    while words:
+        word = words.pop(0)
+        flag = known.find(word)
+        if flag is None:
+            stray = f"{word} belongs to no option" if not word.startswith("-") else f"this build has no option {word}"
+            near = difflib.get_close_matches(word, [name for each in known.flags for name in each.names], n=2)
+            found.append(stray + (f" (near it: {', '.join(near)})" if near else ""))
+        elif flag.takes_value:
+            if words and not words[0].startswith("--") and known.find(words[0]) is None:
+                words.pop(0)
+            else:  # [a|b] in the help are choices: no option of llama.cpp has a value that may be left out
+                found.append(f"{word} needs a value ({flag.value})")
+    return found
