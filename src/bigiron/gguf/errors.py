@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from ..errors import BigironError -- runs on hosts, where the package has another name
+from ..errors import BigironError
 
 
 class GgufError(BigironError):
