@@ -30,7 +30,8 @@ from bigiron.plan.hardware import Accelerator, Hardware  # noqa: E402 -- the pat
 from bigiron.plan.memory import DeviceMemory  # noqa: E402 -- the path comes first
 from bigiron.plan.model import ModelPlan, Wish, choose  # noqa: E402 -- the path comes first
 from bigiron.units import GB, GIB, MIB  # noqa: E402 -- the path comes first
-from fixtures.model_shapes import QUANTS, dense_gqa, kimi_k2, small_moe  # noqa: E402 -- the path comes first
+from fixtures.gguf_models import DENSE_GQA, KIMI_K2, SMALL_MOE  # noqa: E402 -- the path comes first
+from fixtures.model_shapes import shape  # noqa: E402 -- the path comes first
 
 FIRST_PORT = 50152
 RUNS = {
@@ -74,10 +75,10 @@ def main() -> int:
 
 
 def _models(folder: Path, extra: list[Path]) -> Iterator[tuple[str, ModelFacts, Path]]:
-    shapes = {"Kimi K2 Q2_K": kimi_k2(QUANTS["Q2_K"]), "Kimi K2 Q4_K": kimi_k2(QUANTS["Q4_K"])}
-    shapes |= {"dense GQA 8B Q4_K": dense_gqa(QUANTS["Q4_K"]), "MoE 30B-A3B Q4_K": small_moe(QUANTS["Q4_K"])}
-    for name, shape in shapes.items():
-        path = shape.write(folder / f"{name.replace(' ', '-')}.gguf")
+    shapes = {f"Kimi K2 {quant}": shape(KIMI_K2, quant) for quant in ("Q2_K_S", "Q4_K_M")}
+    shapes |= {"dense GQA 8B Q4_K_M": shape(DENSE_GQA, "Q4_K_M"), "MoE 30B-A3B Q4_K_M": shape(SMALL_MOE, "Q4_K_M")}
+    for name, file in shapes.items():
+        path = file.write(folder / f"{name.replace(' ', '-')}.gguf")
         yield name, model_facts(inspect_set(path).headers), path
     for path in extra:
         yield path.stem, model_facts(inspect_set(path).headers), path

@@ -6,6 +6,7 @@ without sparsity. A model that is not here is never guessed: :func:`gpu_by_name`
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 
@@ -155,6 +156,12 @@ def gpu_by_name(name: str) -> GpuModel | None:
     """The GPU called ``name``, exactly but for case and vendor decoration; ``RTX 4090`` never finds ``RTX 4090 Laptop GPU``."""
     wanted = _normal(name)
     return next((gpu for gpu in GPUS if _normal(gpu.name) == wanted), None)
+
+
+def near_gpus(name: str) -> list[str]:
+    """Names of GPUs spelled almost like ``name``, nearest first, for a hint."""
+    names = {_normal(gpu.name): gpu.name for gpu in GPUS}
+    return [names[found] for found in difflib.get_close_matches(_normal(name), names, n=3, cutoff=0.7)]
 
 
 def gpu_by_pci(vendor_id: str, device_id: str) -> GpuModel | None:

@@ -165,7 +165,13 @@ class _Words:
 
     def no_repack(self, placement: Placement) -> list[Argument]:
         if name := self.has("--no-repack", "-nr"):
-            return [Argument(name, "", "weights must stay the mapped file, not become copies in anonymous memory")]
+            mapped = placement.load_mode == "mmap"
+            why = (
+                "weights must stay the mapped file, not become copies"
+                if mapped
+                else "pinned buffers, which the GPU reads, hold plain weights"
+            )
+            return [Argument(name, "", why)]
         if placement.verdict == STREAMS:
             raise Refused(
                 "this build cannot turn weight repacking off, so weights larger than memory would be copied into it",
@@ -194,7 +200,7 @@ def check(words: Sequence[str], build: Capabilities, where: str) -> None:
             )
         if flag.takes_value:
             value = words[index + 1] if index + 1 < len(words) else None
-            if value is None or (re.match(r"--?[A-Za-z]", value) and build.find(value)):
+            if value is None or re.match(r"--[A-Za-z]", value) or (re.match(r"-[A-Za-z]", value) and build.find(value)):
                 raise UsageError(
                     f"{word} takes a value ({flag.value}) and would swallow {value!r}"
                     if value

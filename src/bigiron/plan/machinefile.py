@@ -64,6 +64,8 @@ def load_with_lines(text: str, where: str) -> tuple[Any, dict[tuple[str | int, .
 
 
 def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], where: str) -> None:
+    if len(path) > 16:
+        raise UsageError("nested too deeply", where=f"{where}:{node.start_mark.line + 1}")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*path, str(key.value))
@@ -79,7 +81,7 @@ def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[tuple[str | 
 
 def check(document: Any, lines: dict[tuple[str | int, ...], int], rules: dict[str, Any], where: str) -> None:
     """Raise UsageError for the first (topmost) breach of the JSON Schema ``rules``, with its line."""
-    problems: list[tuple[int, str, str | None]] = []
+    problems: list[tuple[bool, int, str, str | None]] = []  # a misspelt key also makes another one missing: it goes first
     for error in jsonschema.Draft202012Validator(rules).iter_errors(document):
         path = tuple(error.absolute_path)
         name = ".".join(str(part) for part in path) or "the file"
@@ -89,11 +91,11 @@ def check(document: Any, lines: dict[tuple[str | int, ...], int], rules: dict[st
                 if key not in allowed:
                     near = difflib.get_close_matches(str(key), allowed, n=1)
                     help_text = f'did you mean "{near[0]}"?' if near else f"known: {', '.join(sorted(allowed))}"
-                    problems.append((lines.get((*path, str(key)), 1), f'unknown key "{key}" in {name}', help_text))
+                    problems.append((False, lines.get((*path, str(key)), 1), f'unknown key "{key}" in {name}', help_text))
             continue
-        problems.append((lines.get(path, lines.get(path[:-1], 1)), f"{name}: {_plain(error)}", None))
+        problems.append((True, lines.get(path, lines.get(path[:-1], 1)), f"{name}: {_plain(error)}", None))
     if problems:
-        line, what, hint = min(problems, key=lambda problem: problem[0])
+        _, line, what, hint = min(problems, key=lambda problem: problem[:2])
         raise UsageError(what, where=f"{where}:{line}", hint=hint)
 
 
@@ -109,7 +111,8 @@ def _plain(error: jsonschema.ValidationError) -> str:
         missing = [key for key in limit if key not in value]
         return f'"{missing[0]}" is missing'
     if error.validator == "type":
-        return f"{shown} is no {limit if isinstance(limit, str) else ' or '.join(limit)}"
+        quoting = " (put it in quotes)" if limit == "string" and isinstance(value, int | float) else ""
+        return f"{shown} is no {limit if isinstance(limit, str) else ' or '.join(limit)}{quoting}"
     if error.validator == "pattern":
         return f"{shown} does not look right ({limit})"
     if error.validator == "enum":
@@ -183,7 +186,7 @@ def _gpus(entries: list[dict[str, Any]], lines: dict[tuple[str | int, ...], int]
     for index, entry in enumerate(entries):
         model = tables.gpu_by_name(entry["model"])
         if model is None and not ("vram_gib" in entry and "bandwidth_gb_s" in entry):
-            near = difflib.get_close_matches(entry["model"], [gpu.name for gpu in tables.GPUS], n=1, cutoff=0.7)
+            near = tables.near_gpus(entry["model"])
             hint = f'did you mean "{near[0]}"? Else ' if near else ""
             raise UsageError(
                 f"the GPU {entry['model']!r} is in no table and its memory is not guessed",

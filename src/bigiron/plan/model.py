@@ -12,6 +12,7 @@ from bigiron.machine.model import Machine
 from bigiron.plan.arguments import Argument, arguments, check_cache_types
 from bigiron.plan.capabilities import Capabilities
 from bigiron.plan.hardware import Hardware, from_machine
+from bigiron.plan.intent import Intent
 from bigiron.plan.memory import DeviceMemory, padded_context
 from bigiron.plan.placement import FITS, NO, STREAMS, Placement, Wanted, place
 from bigiron.plan.quant import by_quality, named
@@ -57,6 +58,18 @@ class Wish:
             )
         if self.backend not in {AUTO, "cpu"}:
             raise UsageError(f"backend is {self.backend!r}", where="plan", hint="auto or cpu")
+
+    @classmethod
+    def of(cls, intent: Intent) -> Wish:
+        """The wish of a host's inventory variables."""
+        return cls(
+            context=intent.context,
+            slots=intent.parallel,
+            quant=intent.model.quant,
+            cache_ram_mib=intent.cache_ram_mib,
+            threads=intent.threads,
+            backend="cpu" if intent.backend == "cpu" else AUTO,
+        )
 
     def wanted(self) -> Wanted:
         """The part the placement needs."""
@@ -225,7 +238,8 @@ def _plan(
     facts = quants[name]
     wanted = replace(wish.wanted(), ubatch=placement.ubatch)
     reasoned = tuple(arguments(facts, hardware, placement, wanted, build, wish.threads))
-    prediction = predict(facts, hardware, placement, wish.threads)
+    unknown = Prediction(None, None, (("speed", "it does not fit, so it has none"),))
+    prediction = unknown if placement.verdict == NO else predict(facts, hardware, placement, wish.threads)
     for row in placement.memory:
         reasons += [(f"{row.device} {term.name}", f"{gib(term.nbytes)}: {term.reason}") for term in row.terms()]
     reasons += [(argument.option, f"{argument.value} — {argument.reason}".lstrip(" —")) for argument in reasoned]

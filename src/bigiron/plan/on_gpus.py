@@ -6,13 +6,16 @@ llama.cpp (build 11434): ``--n-gpu-layers N`` puts the last N of (layers + outpu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
 from bigiron.plan.memory import Role, Term
 from bigiron.plan.pieces import STREAMS, Host, Model, Placement, Wanted, buffers_of, host_row, kv_reason, memory_row
 from bigiron.units import gib
+
+_TRIES = 6
+"""Ways to deal that are compared, from the one that leaves most room for experts."""
 
 
 def on_gpus(model: Model, hardware: Hardware, wanted: Wanted, *, op_offload: bool) -> Placement | None:
@@ -65,25 +68,41 @@ class _Dealer:
         return self._sizes[key]
 
     def deal(self, count: int) -> tuple[_Split, int] | None:
-        """The last ``count`` units dealt, and the copy that is left to make; None when they do not fit.
-
-        Every GPU is filled to the same percentage of its room: the one that leaves most room for routed experts, and among equals the
-        lowest (the evenest). Filling the first ones to the brim is what leaves the last one short (ik_llama.cpp#1821).
-        """
+        """The last ``count`` units dealt, and the copy that is left to make; None when they do not fit."""
         best: tuple[int, _Split] | None = None
-        for percent in range(100, 0, -1):
-            units = self._fill(count, percent)
-            if units is None:
-                break
+        for units in self._ways(count):
             split = self._with_experts(count, units)
             placed = sum(self.model.experts[layer] for layers in split.experts for layer in layers)
-            if best is None or placed >= best[0]:
+            if best is None or placed > best[0]:
                 best = (placed, split)
         if best is None:
             return None
         return best[1], self.copy if best[0] < sum(self.model.experts) else 0
 
-    def _fill(self, count: int, percent: int) -> tuple[range, ...] | None:
+    def _ways(self, count: int) -> Iterator[tuple[range, ...]]:
+        """Ways to deal the units so that every GPU is left with room in proportion to its size.
+
+        Filling the first GPUs to the brim is what leaves the last one short (ik_llama.cpp#1821). With routed experts: as if every
+        layer brought the same share of its experts along, from all of them down. Without: every GPU to the same percentage, evenest last.
+        """
+        if self.model.is_moe:
+            found = 0
+            for percent in range(100, -1, -2):
+                if (units := self._fill(count, 100, percent)) and found < _TRIES:
+                    found += 1
+                    yield units
+            return
+        evenest = None
+        for percent in range(100, 0, -1):
+            units = self._fill(count, percent, 0)
+            if units is None:
+                break
+            evenest = units
+        if evenest:
+            yield evenest
+
+    def _fill(self, count: int, percent: int, experts: int) -> tuple[range, ...] | None:
+        """Units in order while they fit ``percent`` of a GPU's room, each with ``experts`` percent of its routed experts."""
         unit, end = self.model.layers + 1 - count, self.model.layers + 1
         dealt: list[range] = []
         for room in self.rooms:
@@ -91,6 +110,7 @@ class _Dealer:
             copy = 0 if any(dealt) else self.copy
             while unit < end:
                 used += self.model.unit(unit)
+                used += self.model.experts[unit] * experts // 100 if unit < self.model.layers else 0
                 if used > (room - self.buffers(range(first, unit + 1), count, copy)) * percent // 100:
                     break
                 unit += 1

@@ -53,8 +53,8 @@ def _rule(rule: str, tensors: Sequence[TensorFact], devices: Sequence[str], take
         return RuleReport(rule, device, 0, 0, 0, f"there is no buffer {device!r}{extra}", f"this machine has {where}")
     try:
         expression = re.compile(pattern)
-    except re.error as error:
-        return RuleReport(rule, device, 0, 0, 0, f"not a regular expression: {error}")
+    except re.error as problem:
+        return RuleReport(rule, device, 0, 0, 0, f"not a regular expression: {problem}")
     found = [tensor for tensor in tensors if expression.search(tensor.name)]
     new = [tensor for tensor in found if tensor.name not in taken]
     taken.update(tensor.name for tensor in new)

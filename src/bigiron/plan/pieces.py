@@ -121,14 +121,22 @@ def cut(facts: ModelFacts, wanted: Wanted) -> Model:
 def memory_row(
     device: str, model: str, total: int, weights: Term, kv: Term, compute: Term, other: Term, reserve: Term, streamed: int = 0
 ) -> DeviceMemory:
-    named = [
-        replace(term, name=name)
-        for term, name in zip((weights, kv, compute, other), ("weights", "kv", "compute", "other"), strict=True)
-    ]
-    return DeviceMemory(device, model, total, *named, replace(reserve, name="reserve"), streamed)
+    """A row of the memory table; the terms get their names here."""
+    return DeviceMemory(
+        device=device,
+        model=model,
+        total=total,
+        weights=replace(weights, name="weights"),
+        kv=replace(kv, name="kv"),
+        compute=replace(compute, name="compute"),
+        other=replace(other, name="other"),
+        reserve=replace(reserve, name="reserve"),
+        streamed=streamed,
+    )
 
 
 def buffers_of(model: Model, wanted: Wanted, role: Role, copy: int = 0) -> Term:
+    """The compute buffer of a device in ``role``; ``copy`` bytes of an expert tensor come on top."""
     return compute_bytes(model.facts, model.shape, wanted.context, wanted.slots, wanted.ubatch, role, copy)
 
 

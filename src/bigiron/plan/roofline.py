@@ -224,7 +224,8 @@ class _Estimate:
         return found * share, f"{found / GB:.0f} GB/s ({self.hardware.bandwidth_source}) x {share:.2f}"
 
     def _cycles_per_second(self) -> float:
-        return self.threads * self.hardware.clock_ghz * 1e9 * THREAD_DECAY ** math.log2(self.threads)
+        decay: float = THREAD_DECAY ** math.log2(self.threads)
+        return self.threads * self.hardware.clock_ghz * 1e9 * decay
 
     def _host_seconds(self, reasons: list[tuple[str, str]]) -> dict[str, float]:
         kv = self.facts.cache.bytes_per_token("f16") * WORKING_CONTEXT

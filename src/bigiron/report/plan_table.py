@@ -1,0 +1,107 @@
+"""The model plan for people: one screen, read from top to bottom in ten seconds; ``explain`` with the arithmetic of every number."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from bigiron.plan.memory import DeviceMemory
+from bigiron.plan.model import ModelPlan
+from bigiron.plan.roofline import Rate
+from bigiron.units import gib
+
+BAR_WIDTH = 40
+_PARTS = (("weights", "#"), ("kv", "k"), ("compute", "c"), ("other", "o"), ("reserve", "-"))
+"""Terms of a memory row and the letter that stands for each in its bar; what is left is free."""
+
+
+def show(plan: ModelPlan, *, explain: bool = False) -> None:
+    """Print the plan to stdout; ``explain`` adds the reason of every number."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, soft_wrap=True)
+    for line in headline(plan):
+        console.print(line)
+    console.print(_table(plan))
+    for line in details(plan):
+        console.print(line)
+    if explain:
+        console.print()
+        for line in explanation(plan):
+            console.print(line)
+
+
+def headline(plan: ModelPlan) -> list[str]:
+    """What was decided: verdict, quant, placement, context, speed."""
+    facts = plan.facts
+    profile = "" if plan.placement.profile == "—" else f" (profile {plan.placement.profile} of the guide)"
+    share = (
+        f", {100 * plan.placement.resident:.0f} % of the streamed weights stay in memory" if plan.placement.resident < 1 else ""
+    )
+    verdict = plan.verdict if plan.fits else f"{plan.verdict}: {gib(plan.placement.short_bytes)} short"
+    lines = [
+        f"{facts.name or facts.architecture} {plan.quant} on {plan.hardware.name}: {verdict}",
+        f"  weights     {facts.total_bytes / 1e9:.1f} GB, {facts.bits_per_weight:.2f} bits each; {facts.active_bytes / 1e9:.1f} GB per token",
+        f"  placement   {plan.placement.kind}{profile}{share if plan.fits else ''}",
+        f"  context     {plan.slot_context} tokens for each of {plan.wish.slots} slot(s), cache {plan.wish.type_k}/{plan.wish.type_v}",
+    ]
+    if plan.fits:
+        found = plan.prediction
+        lines.append(f"  speed       generation {rate(found.generation)}; prefill {rate(found.prefill)}")
+    return lines
+
+
+def rate(found: Rate | None) -> str:
+    """``"6.1 to 11.6 tok/s (estimated; limit: memory)"``."""
+    if found is None:
+        return "cannot be estimated"
+    digits = 0 if found.low >= 20 else 1
+    return f"{found.low:.{digits}f} to {found.high:.{digits}f} tok/s (estimated; limit: {found.bottleneck})"
+
+
+def bar(row: DeviceMemory, width: int = BAR_WIDTH) -> str:
+    """The device's memory as letters: ``#`` weights, ``k`` cache, ``c`` compute, ``o`` other, ``-`` reserve, ``.`` free, ``!`` too much."""
+    if row.total <= 0:
+        return ""
+    ends, filled = [], 0
+    for name, _ in _PARTS:
+        filled += next(term.nbytes for term in row.terms() if term.name == name)
+        ends.append(min(width, round(width * filled / row.total)))
+    drawn = "".join(letter * (end - start) for (_, letter), start, end in zip(_PARTS, [0, *ends[:-1]], ends, strict=True))
+    if row.free < 0:
+        return drawn[: width - 1] + "!"
+    return drawn.ljust(width, ".")
+
+
+def _table(plan: ModelPlan) -> object:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("memory", overflow="fold")
+    for column in ("total", "weights", "KV", "compute", "other", "reserve", "free"):
+        table.add_column(column, justify="right")
+    table.add_column("# weights  k KV  c compute  o other  - reserve")
+    for row in plan.memory:
+        name = row.model if row.device == "memory" else f"{row.device} {row.model}"
+        sizes = [gib(term.nbytes) for term in row.terms()]
+        table.add_row(name, gib(row.total), *sizes, gib(row.free), bar(row))
+        if row.streamed:
+            table.add_row("", "", f"+{gib(row.streamed)}", "", "", "", "", "", "mapped from disk, in whatever is free")
+    return table
+
+
+def details(plan: ModelPlan) -> list[str]:
+    """Warnings, suggestions, and the arguments as they would be typed."""
+    lines = [f"  note: {text}" for text in plan.warnings]
+    if plan.suggestions:
+        lines.append(f"  instead: {'; '.join(plan.suggestions)}")
+    if plan.fits:
+        lines.append(f"  llama-server {shlex.join(plan.arguments)}")
+    return lines
+
+
+def explanation(plan: ModelPlan) -> list[str]:
+    """Every number with its arithmetic, one a line."""
+    width = max((len(topic) for topic, _ in plan.reasons), default=0)
+    return [f"  {topic:<{width}}  {text}" for topic, text in plan.reasons]

@@ -1,0 +1,189 @@
+"""Where the tensors go: never more than a device has, and never worse for having more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigiron.plan.memory import kv_by_layer, padded_context
+from bigiron.plan.model import Wish, choose
+from bigiron.plan.placement import FITS, NO, STREAMS, Placement, Wanted, place
+from bigiron.plan.quant import by_quality
+from bigiron.units import GIB, MIB
+from fixtures.gguf_models import DENSE_GQA
+from fixtures.model_shapes import facts, kimi, shape, small
+from fixtures.planning import gpu, machine
+
+
+def placed_bytes(placement: Placement) -> int:
+    return sum(row.weights.nbytes + row.streamed for row in placement.memory)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "kind", "profile", "verdict"),
+    [
+        (machine(memory_gib=384), "CPU only", "A", FITS),
+        (machine(memory_gib=128), "CPU only", "C", STREAMS),
+        (machine(memory_gib=384, gpus=(gpu(24),)), "one GPU, hybrid", "B", FITS),
+        (machine(memory_gib=64, gpus=tuple(gpu(80, n) for n in range(6))), "all in VRAM", "—", FITS),
+        (machine(memory_gib=512, unified=True), "unified memory", "—", FITS),
+        (machine(memory_gib=6), "CPU only", "A", NO),
+    ],
+)
+def test_kimi_k2_on_typical_machines(hardware: object, kind: str, profile: str, verdict: str) -> None:
+    found = place(kimi(), hardware, Wanted(32768))  # type: ignore[arg-type]
+    assert (found.kind, found.profile, found.verdict) == (kind, profile, verdict)
+
+
+def test_a_24_gib_gpu_takes_attention_and_cache_first_and_experts_then() -> None:
+    found = place(kimi(), machine(memory_gib=384, gpus=(gpu(24),)), Wanted(32768))
+    assert found.gpu_layers == 62
+    assert 0 < len(found.gpu_experts[0]) < 10
+    on_gpu, host = found.memory
+    assert on_gpu.kv.nbytes == 32768 * 70272
+    assert host.kv.nbytes == 0
+    assert placed_bytes(found) == kimi().total_bytes
+
+
+@pytest.mark.parametrize("sizes", [(24, 24, 12), (12, 24, 24), (48, 8), (24, 24, 24, 24), (96, 6)])
+def test_unequal_gpus_are_never_overfilled(sizes: tuple[int, ...]) -> None:
+    gpus = tuple(gpu(size, number) for number, size in enumerate(sizes))
+    found = place(kimi(), machine(memory_gib=512, gpus=gpus), Wanted(65536))
+    assert found.verdict == FITS
+    assert sum(found.split) == found.gpu_layers
+    for row in found.memory:
+        assert row.free >= 0, row
+        assert row.used + row.free + row.reserve.nbytes == row.total
+    assert placed_bytes(found) == kimi().total_bytes
+
+
+def test_the_cache_of_all_layers_is_what_the_reader_says() -> None:
+    for model in (kimi(), small("dense"), small("moe")):
+        for slots in (1, 4):
+            layers = kv_by_layer(model, 10000, "q8_0", "q8_0", slots, 512)
+            assert sum(layers.values()) == model.cache.total_bytes(10000, "q8_0", slots=slots)
+
+
+def test_slots_share_the_context_in_blocks_of_256() -> None:
+    assert padded_context(4096, 1) == (4096, 4096)
+    assert padded_context(1000, 3) == (512, 1536)
+    assert padded_context(1, 1) == (256, 256)
+
+
+def test_a_tied_output_is_counted_on_the_gpu_as_well() -> None:
+    file = shape(DENSE_GQA, "Q4_K_M", layers=2)
+    file.tensors = [tensor for tensor in file.tensors if tensor[0] != "output.weight"]
+    tied = facts(file)
+    table = next(tensor.nbytes for tensor in tied.tensors if tensor.name == "token_embd.weight")
+    found = place(tied, machine(gpus=(gpu(24),)), Wanted(4096))
+    assert placed_bytes(found) == tied.total_bytes + table
+
+
+def test_the_prompt_cache_is_part_of_the_budget() -> None:
+    need = place(small("dense"), machine(memory_gib=64), Wanted(4096)).memory[-1].used
+    tight = machine(memory_gib=(need + 400 * MIB) / GIB)
+    assert place(small("dense"), tight, Wanted(4096, streaming=False)).verdict == FITS
+    assert place(small("dense"), tight, Wanted(4096, cache_ram_mib=8192, streaming=False)).verdict == NO
+
+
+def test_fits_but_not_beside_what_runs_now() -> None:
+    found = place(kimi(), machine(memory_gib=384, available_gib=200), Wanted(4096))
+    assert found.verdict == FITS
+    assert "only without other load" in found.notes[0]
+
+
+def test_streaming_turns_repacking_off_and_says_what_stays() -> None:
+    found = place(kimi(), machine(memory_gib=256), Wanted(4096))
+    assert (found.repack, found.load_mode) == (False, "mmap")
+    assert 0.5 < found.resident < 1
+    assert place(kimi(), machine(memory_gib=256), Wanted(4096, streaming=False)).verdict == NO
+    assert place(kimi(), machine(memory_gib=512), Wanted(4096)).repack
+
+
+def test_a_gpu_too_small_for_a_layer_stays_unused() -> None:
+    found = place(kimi(), machine(memory_gib=512, gpus=(gpu(0.5),)), Wanted(32768))
+    assert found.kind == "CPU only"
+    assert len(found.memory) == 2
+    assert "stay unused" in found.notes[-1]
+
+
+def test_no_copies_of_experts_where_there_is_no_room_for_them() -> None:
+    small_gpu = place(kimi("Q8_0"), machine(memory_gib=1200, gpus=(gpu(17),)), Wanted(4096))
+    large_gpu = place(kimi("Q8_0"), machine(memory_gib=1200, gpus=(gpu(48),)), Wanted(4096))
+    assert large_gpu.op_offload
+    assert large_gpu.ubatch == 2048
+    assert not (small_gpu.op_offload and small_gpu.gpu_layers == 62)
+
+
+def test_quality_order() -> None:
+    order = by_quality({"BF16": 16.0, "Q2": 2.6, "Q8_0": 8.5, "Q4": 4.5, "lying Q9": 1.6})
+    assert order == ["Q8_0", "Q4", "Q2", "lying Q9", "BF16"]
+
+
+kinds = st.sampled_from(["mla", "dense", "moe"])
+memories = st.floats(0.5, 64, allow_nan=False)
+gpu_sizes = st.lists(st.floats(0.25, 48, allow_nan=False), max_size=3)
+contexts = st.integers(1, 200_000)
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=kinds, memory=memories, sizes=gpu_sizes, context=contexts, slots=st.integers(1, 4), quantised=st.booleans())
+def test_no_plan_assigns_more_than_a_device_has(
+    kind: str, memory: float, sizes: list[float], context: int, slots: int, quantised: bool
+) -> None:
+    model = small(kind)
+    cache_type = "q8_0" if quantised else "f16"
+    gpus = tuple(gpu(size, number) for number, size in enumerate(sizes))
+    found = place(model, machine(memory_gib=memory, gpus=gpus), Wanted(max(context, slots), slots, cache_type, cache_type))
+    for row in found.memory[:-1]:
+        assert row.free >= 0
+    if found.verdict != NO:
+        assert found.memory[-1].free >= 0
+    if found.verdict == STREAMS:
+        assert 0 <= found.resident < 1
+    assert placed_bytes(found) == model.total_bytes
+    assert sum(row.kv.nbytes for row in found.memory) == model.cache.total_bytes(
+        max(context, slots), cache_type, slots=slots, ubatch=found.ubatch
+    )
+
+
+QUANT_SET = {"moe": ["Q8_0", "Q4_K_M", "Q3_K_M", "Q2_K", "IQ1_S"], "dense": ["F16", "Q8_0", "Q4_K_M", "Q2_K"]}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(["moe", "dense"]),
+    memory=st.floats(0.5, 12),
+    more=st.floats(0, 12),
+    vram=st.floats(0, 12),
+    more_vram=st.floats(0, 12),
+    context=st.integers(256, 65536),
+)
+def test_more_memory_never_gives_a_worse_quant(
+    kind: str, memory: float, more: float, vram: float, more_vram: float, context: int
+) -> None:
+    quants = {name: small(kind, name) for name in QUANT_SET[kind]}
+    order = by_quality({name: model.bits_per_weight for name, model in quants.items()})
+
+    def best(main: float, video: float) -> int:
+        gpus = (gpu(video),) if video > 0 else ()
+        plan = choose(machine(memory_gib=main, gpus=gpus), quants, Wish(context=context))
+        return order.index(plan.quant) if plan.fits else len(order)
+
+    assert best(memory + more, vram) <= best(memory, vram)
+    assert best(memory, vram + more_vram) <= best(memory, vram)
+
+
+@settings(max_examples=60, deadline=None)
+@given(kind=kinds, memory=st.floats(2, 64), sizes=gpu_sizes, context=st.integers(1, 100_000), longer=st.integers(1, 100_000))
+def test_a_longer_context_never_costs_less(kind: str, memory: float, sizes: list[float], context: int, longer: int) -> None:
+    model = small(kind)
+    hardware = machine(memory_gib=memory, gpus=tuple(gpu(size, number) for number, size in enumerate(sizes)))
+    short, long = (place(model, hardware, Wanted(length)) for length in (context, context + longer))
+    order = [FITS, STREAMS, NO]
+    assert order.index(short.verdict) <= order.index(long.verdict)
+    assert sum(row.kv.nbytes for row in short.memory) <= sum(row.kv.nbytes for row in long.memory)
+    if not sizes:
+        assert short.memory[-1].used + short.memory[-1].streamed <= long.memory[-1].used + long.memory[-1].streamed
+    assert short.gpu_layers >= long.gpu_layers or short.verdict != long.verdict
