@@ -56,7 +56,7 @@ def look(root: Path, programs: Programs | None = None, **query: object) -> dict:
 
 def test_a_virgin_host_has_no_footprint(tmp_path):
     found = look(plant(tmp_path, {"etc/passwd": "root:x:0:0:root:/root:/bin/bash\n"}))
-    for key in ("users", "groups", "paths", "releases", "models", "services", "ports", "record", "packages"):
+    for key in ("users", "groups", "paths", "releases", "models", "services", "ports", "packages"):
         assert found[key] == {}, key
     assert (found["compiler"], found["compiler_candidate"], found["apt_lists"]) == (None, None, False)
 
@@ -465,12 +465,3 @@ def test_disks_are_found_at_the_nearest_parent(tmp_path):
     assert (found[paths[0]]["device"], found[paths[0]]["fstype"], found[paths[0]]["read_only"]) == ("259:1", "xfs", True)
     assert found["/opt/bigiron"]["read_only"] is False
     assert 0 < found[paths[0]]["free_bytes"] < found[paths[0]]["total_bytes"]
-
-
-@pytest.mark.parametrize(
-    ("text", "record"),
-    [('{"installed_packages": ["cmake"]}', {"installed_packages": ["cmake"]}), ("[]", None), ("{", None)],
-)
-def test_record(tmp_path, text, record):
-    found = look(plant(tmp_path, {"etc/bigiron/record.json": text}))["record"]
-    assert found == (record or {"error": "/etc/bigiron/record.json is not a JSON object"})

@@ -7,7 +7,6 @@ What is not there has no key; what cannot be read says ``error``; a secret's byt
 from __future__ import annotations
 
 import fnmatch
-import json
 from typing import Any, Dict, List
 
 from ..machine import probe
@@ -16,7 +15,6 @@ from . import holdings, services, software
 from .footprint import Accounts, Paths
 
 UNIT_DIRECTORY = "/etc/systemd/system"
-RECORD = "record.json"
 
 
 def _unit_files(tree: Tree, pattern: str, paths: Paths) -> List[str]:
@@ -59,18 +57,6 @@ def _model_names(tree: Tree, query: Dict[str, Any]) -> List[str]:
     return [name[1:] for name in names]
 
 
-def _record(tree: Tree, path: str) -> Dict[str, Any]:
-    """What provision noted about itself on the host (``installed_packages``); {} when it noted nothing."""
-    data = tree.data(path)
-    if data is None:
-        return {"error": tree.unreadable[path]} if path in tree.unreadable else {}
-    try:
-        document = json.loads(data)
-    except ValueError:
-        document = None
-    return document if isinstance(document, dict) else {"error": f"{path} is not a JSON object"}
-
-
 def _shown(answer: Output, units: List[str]) -> Dict[str, Dict[str, Any]]:
     if answer.rc != 0 and not answer.out:
         return {unit: {"error": answer.err or f"systemctl failed ({answer.rc})"} for unit in units if "*" not in unit}
@@ -104,7 +90,6 @@ def main(request: Dict[str, Any], root: str = "/", begin: Start = probe.start) -
         "releases": holdings.releases(tree, request["prefix"], deep=deep),
         "models": {name: facts for name, facts in models.items() if facts is not None},
         "disks": holdings.disks(tree, list(dict.fromkeys([*request.get("disks", ()), *roots]))),
-        "record": _record(tree, f"{request['config_dir']}/{RECORD}"),
     }
     described = machine()
     shown = _shown(show(), units) if show else {}

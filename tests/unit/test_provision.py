@@ -1,0 +1,151 @@
+"""The waves of a provision, with the hosts and Ansible replaced: who is applied when, and what becomes of the others."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Refused, Unreachable
+from bigiron.fleet import play, provision, survey
+from bigiron.fleet.provision import Outcome, exit_code
+from bigiron.plan.host import HostPlan
+from bigiron.report.verdict import Check, Verdict
+from bigiron.state.diff import Difference
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+
+
+def surveyed(name, build_from, *roles, mark="f" * 16):
+    variables = {"llama_cpp_fingerprint": mark, "llama_cpp_identity": {}}
+    plan = HostPlan(name, variables, build_from)
+    return survey.Survey(Target(name), None, None, {}, plan, [], [Difference(role, "x:y", "is missing") for role in roles])
+
+
+class World:
+    """Stands in for hosts, Ansible and the judge: remembers the order of plays, and lets chosen hosts fail."""
+
+    def __init__(self, monkeypatch, tmp_path, *surveys):
+        self.now = {one.name: one for one in surveys}
+        self.plays = []
+        self.fail = set()
+        self.gone = set()
+        self.locks = []
+        monkeypatch.setattr(survey, "survey", self.survey)
+        monkeypatch.setattr(survey, "release_archive", lambda mark: tmp_path / mark)
+        monkeypatch.setattr(play, "new_run", lambda: tmp_path)
+        monkeypatch.setattr(play, "run", self.run)
+        monkeypatch.setattr(
+            provision, "measure", lambda ones: {one.name: {"prefill_tps": 1.0, "generation_tps": 1.0} for one in ones}
+        )
+        monkeypatch.setattr(provision.lock, "document", lambda one, measured: measured)
+        monkeypatch.setattr(provision.lock, "write", lambda path, content: self.locks.append(path.stem))
+        monkeypatch.setattr(
+            "bigiron.fleet.verify.run", lambda hosts: [Verdict(h.name, [Check("c", True, "", "")]) for h in hosts]
+        )
+
+    def survey(self, targets):
+        errors = {one.name: Unreachable("no route", where=one.name) for one in targets if one.name in self.gone}
+        return {one.name: self.now[one.name] for one in targets if one.name not in errors}, errors
+
+    def run(self, playbook, inventories, hosts, folder, on_event, extra=None):
+        self.plays.append(list(hosts))
+        result = play.PlayResult(0, folder / "log")
+        for host in hosts:
+            if host in self.fail:
+                result.failed[host] = "llama_cpp: it broke"
+            else:
+                result.changed[host] = ["base: did it"]
+                self.now[host] = surveyed(host, "installed")
+        return result
+
+    def go(self, *names):
+        return {
+            one.host: one
+            for one in provision.provision([Target(name) for name in names], "inventory/lab", lambda _: None, quiet=True)
+        }
+
+
+EVERY = ("base", "llama_cpp", "model", "llama_server")
+
+
+def test_hosts_in_sync_are_left_alone(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "installed"))
+    assert world.go("a")["a"].status == "in sync"
+    assert world.plays == []
+
+
+def test_a_builder_goes_first_and_the_others_follow(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("b", "a", *EVERY), surveyed("a", "here", *EVERY), surveyed("c", "a", *EVERY))
+    outcomes = world.go("b", "a", "c")
+    assert world.plays == [["a"], ["b", "c"]]
+    assert {one.status for one in outcomes.values()} == {"changed"}
+    assert outcomes["b"].roles == list(EVERY)
+    assert sorted(world.locks) == ["a", "b", "c"]
+
+
+def test_when_the_builder_fails_the_others_are_not_attempted_and_say_why(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY), surveyed("b", "a", *EVERY))
+    world.fail = {"a"}
+    outcomes = world.go("a", "b")
+    assert world.plays == [["a"]]
+    assert "it broke" in outcomes["a"].error.what
+    assert "not attempted: a" in outcomes["b"].error.what
+    assert exit_code(list(outcomes.values())) == EXIT_FAILED
+
+
+def test_without_a_compiler_the_toolchain_comes_first(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY, mark=""))
+    outcomes = world.go("a")
+    assert world.plays[0] == ["a"]
+    assert outcomes["a"].status == "changed"
+
+
+def test_an_unreachable_host_stops_no_other(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY), surveyed("b", "installed"))
+    world.gone = {"b"}
+    outcomes = world.go("a", "b")
+    assert (outcomes["a"].status, outcomes["b"].status) == ("changed", "unreachable")
+    assert exit_code(list(outcomes.values())) == EXIT_UNREACHABLE
+
+
+def test_a_refusal_touches_no_host(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY), surveyed("b", "here", *EVERY))
+    world.now["b"].refusals.append(Refused("port 8080 is taken", where="b"))
+    with pytest.raises(Refused, match="8080"):
+        world.go("a", "b")
+    assert world.plays == []
+
+
+def test_a_host_that_still_differs_after_a_clean_run_has_failed(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY))
+    kept = world.now["a"]
+    real = world.run
+
+    def run_without_effect(*args, **kwargs):
+        result = real(*args, **kwargs)
+        world.now["a"] = kept
+        return result
+
+    monkeypatch.setattr(play, "run", run_without_effect)
+    outcome = world.go("a")["a"]
+    assert outcome.status == "failed"
+    assert "still differs" in outcome.error.what
+    assert world.locks == []
+
+
+def test_a_bad_verdict_is_a_failure_and_writes_no_lock(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY))
+    monkeypatch.setattr(
+        "bigiron.fleet.verify.run", lambda hosts: [Verdict(h.name, [Check("key", False, "bad", "do")]) for h in hosts]
+    )
+    outcome = world.go("a")["a"]
+    assert outcome.status == "failed"
+    assert "key" in outcome.error.what
+    assert world.locks == []
+
+
+def test_exit_codes():
+    assert exit_code([Outcome("a", "in sync"), Outcome("b", "changed")]) == EXIT_OK
+    assert exit_code([Outcome("a", "failed", error=BigironError("x"))]) == EXIT_FAILED
