@@ -24,6 +24,7 @@ RETURN = r"""
 active: {type: bool, returned: success, description: "Whether it runs (or starts)."}
 stale: {type: bool, returned: success, description: "Whether it runs and is older than something it depends on."}
 because: {type: list, returned: success, description: "What changed after it started."}
+unread: {type: bool, returned: success, description: "Whether systemd has not read the unit and its drop-ins as they are."}
 gave_up: {type: bool, returned: success, description: "Whether systemd holds it for failed."}
 """
 

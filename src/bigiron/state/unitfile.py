@@ -79,8 +79,8 @@ def install(unit: str, content: str, *, check: bool = False, folder: Path = UNIT
 def freshness(unit: str, depends_on: list[str]) -> dict[str, Any]:
     """Whether the process of ``unit`` still is what the files say.
 
-    Returns ``{"active", "pid", "stale", "because": [why], "gave_up"}``: stale when it runs and is older than a file it depends on
-    (a link counts by its own change), or when systemd has not read the unit since; gave_up when systemd holds it for failed, so that
+    Returns ``{"active", "pid", "stale", "because": [why], "unread", "gave_up"}``: stale when it runs and is older than a file it depends on
+    (a link counts by its own change), or when systemd has not read the unit since (unread, running or not); gave_up when systemd holds it for failed, so that
     earlier starts count against the next one (StartLimitBurst).
     """
     answer = subprocess.run(
@@ -95,11 +95,13 @@ def freshness(unit: str, depends_on: list[str]) -> dict[str, Any]:
         for path in depends_on
         if started is not None and (changed := _changed_at(path)) is not None and changed > started
     ]
-    if values.get("NeedDaemonReload") == "yes":
+    unread = values.get("NeedDaemonReload") == "yes"
+    if unread:
         because.append("systemd has not read the unit since it changed")
     active = values.get("ActiveState") in {"active", "activating", "reloading"}
     gave_up = values.get("ActiveState") == "failed"
-    return {"active": active, "pid": pid, "stale": bool(active and because), "because": because, "gave_up": gave_up}
+    stale = bool(active and because)
+    return {"active": active, "pid": pid, "stale": stale, "because": because, "unread": unread, "gave_up": gave_up}
 
 
 def started_at(pid: int) -> Optional[float]:
