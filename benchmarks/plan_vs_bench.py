@@ -1,9 +1,10 @@
 """Predicted generation speed against llama-bench on this machine, for three small models of different size and quant.
 
-    python benchmarks/plan_vs_bench.py PATH/llama-bench [--model FILE.gguf ...]
+    python benchmarks/plan_vs_bench.py PATH/llama-bench [--threads N] [--model FILE.gguf ...]
 
 The models are sparse files of true shape (weights of zero cost the same as others), fewer layers than the originals. The memory bandwidth is
-measured first. Exit 1 when a measured speed lies outside its range; run it on an idle machine.
+measured first. Exit 1 when a measured speed lies outside its range. Run it on an idle machine: llama.cpp's threads wait for each other at every node, so
+another program on one of the cores slows generation down many times over; ``--threads`` below the number of cores suffers less.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary", type=Path)
     parser.add_argument("--model", type=Path, action="append", default=[])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    hardware = this_machine()
-    print(f"{hardware.bandwidth_source}; {hardware.cores} cores, {hardware.isa}; load {os.getloadavg()[0]:.1f}\n")
+    hardware = this_machine(options.threads)
+    print(f"{hardware.bandwidth_source}; {hardware.isa}; load {os.getloadavg()[0]:.1f}\n")
     print("| model | active GB per token | measured tok/s | predicted tok/s | limit | inside |")
     print("|---|---|---|---|---|---|")
     outside = 0
     with tempfile.TemporaryDirectory() as folder:
         for name, path in models(Path(folder), options.model):
             facts = model_facts(inspect_set(path).headers)
-            rate = choose(hardware, facts, Wish()).prediction.generation
-            speed = bench(options.binary, path, hardware.cores)
+            rate = choose(hardware, facts, Wish(threads=options.threads)).prediction.generation
+            speed = bench(options.binary, path, options.threads)
             inside = rate is not None and rate.low <= speed <= rate.high
             outside += not inside
             shown = f"{rate.low:.1f} to {rate.high:.1f} | {rate.bottleneck}" if rate else "? | ?"
@@ -68,10 +70,10 @@ def models(folder: Path, extra: list[Path]) -> Iterator[tuple[str, Path]]:
         yield path.stem, path
 
 
-def this_machine() -> Hardware:
-    """This machine, with its bandwidth measured."""
+def this_machine(threads: int) -> Hardware:
+    """This machine, with its bandwidth measured by ``threads``."""
     flags = Path("/proc/cpuinfo").read_text(encoding="ascii").split("flags")[1].splitlines()[0].split()
-    found = measure({"seconds": 3})
+    found = measure({"seconds": 3, "threads": threads})
     cores = len(os.sched_getaffinity(0))
     return Hardware(
         name="this machine",

@@ -59,12 +59,12 @@ def list_files(endpoint: str, repo: str, revision: str, token: Token, *, refresh
     base = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
     _check_names(base, repo, revision)
     if not _COMMIT.fullmatch(revision):
-        raise _not_a_commit(base, repo, revision, _opened(token))
+        raise _not_a_commit(base, repo, revision, opened(token))
     revision = revision.lower()
     path = _cache_path(base, repo, revision)
     if not refresh and (tree := _read_cache(path)):
         return tree
-    secret = _opened(token)
+    secret = opened(token)
     try:
         files = _guard(lambda: _fetch(base, repo, revision, secret), base, repo, revision, secret)
     except _HubDownError as error:
@@ -75,7 +75,8 @@ def list_files(endpoint: str, repo: str, revision: str, token: Token, *, refresh
     return RepoTree(base, repo, revision, tuple(files))
 
 
-def _opened(token: Token) -> str | None:
+def opened(token: Token) -> str | None:
+    """The token itself; UsageError when it holds what no token has."""
     secret = ((token() if callable(token) else token) or "").strip() or None
     if secret and not (secret.isascii() and secret.isprintable() and " " not in secret):
         raise UsageError("the hub token holds a line break or another character no token has", where="model_token")

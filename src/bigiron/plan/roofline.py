@@ -21,8 +21,8 @@ WORKING_CONTEXT = 1024
 
 THEORY_SHARE = 0.75
 """Part of channels x MT/s x 8 that reads reach on one socket (STREAM and mlc results: 70 to 85 %)."""
-MEASURED_SHARE = 0.85
-"""Part of a bandwidth benchmark's result that llama.cpp reaches (EPYC 9965, 275 GB/s by mlc: ik_llama.cpp#612)."""
+MEASURED_SHARE = 0.95
+"""llama.cpp's reads against a bandwidth benchmark: 0.85 of mlc on an EPYC 9965 (ik_llama.cpp#612), 1.2 of our memchr scan on one core."""
 SECOND_SOCKET_SHARE = 0.6
 """What remains per socket when threads of two sockets read one mapping without NUMA placement (llama.cpp#14642 against its datasheet)."""
 GPU_SHARE = 0.65
