@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+
 from bigiron.machine import bandwidth
 from bigiron.plan.model import Wish
 
@@ -23,6 +24,9 @@ def test_little_memory_means_small_buffers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_hosts_intent_becomes_a_wish() -> None:
-    model = SimpleNamespace(quant="Q4_K_M")
-    intent = SimpleNamespace(context=8192, parallel=2, model=model, cache_ram_mib=512, threads=4, backend="cpu")
-    assert Wish.of(intent) == Wish(8192, 2, "Q4_K_M", cache_ram_mib=512, threads=4, backend="cpu")  # type: ignore[arg-type]
+    """The inventory's context is per slot; llama-server's -c is for all."""
+    model = SimpleNamespace(quant="AUTO")
+    fields = {"context": 8192, "parallel": 2, "cache_ram_mib": 512, "threads": 4, "backend": "cpu"}
+    intent = SimpleNamespace(model=model, cache_type_k="q8_0", cache_type_v="q8_0", **fields)
+    wanted = Wish(16384, 2, "auto", "q8_0", "q8_0", cache_ram_mib=512, threads=4, backend="cpu")
+    assert Wish.of(intent) == wanted  # type: ignore[arg-type]
