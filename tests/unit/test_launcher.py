@@ -9,7 +9,9 @@ INV = str(PROJECT / "inv")
 
 def launch(venv, *words, **environment):
     env = {**os.environ, "BIGIRON_VENV": str(venv), **environment}
-    return subprocess.run([INV, *words], capture_output=True, text=True, check=False, env=env, timeout=120, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [INV, *words], capture_output=True, text=True, check=False, env=env, timeout=120, stdin=subprocess.DEVNULL
+    )
 
 
 def test_a_failed_install_says_so_and_leaves_no_half_environment(tmp_path):

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from tests.fixtures.model_shapes import small
 from tests.unit.test_intent import GOOD
 from tests.unit.test_plan_build import HASWELL, ZEN4
 
@@ -42,7 +43,8 @@ def fact(name="a", observed=None, box=None, **variables):
         "disks": disks,
         **(observed or {}),
     }
-    return HostFacts(name, wish, box or machine(), seen, MODEL)
+    facts = small("dense")
+    return HostFacts(name, wish, box or machine(), seen, {MODEL.quant: MODEL}, {MODEL.quant: facts})
 
 
 def installed(plan):

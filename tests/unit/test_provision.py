@@ -17,9 +17,9 @@ class Target:
     name: str
 
 
-def surveyed(name, build_from, *roles, mark="f" * 16):
+def surveyed(name, build_from, *roles, mark="f" * 16, proved=True):
     variables = {"llama_cpp_fingerprint": mark, "llama_cpp_identity": {}}
-    plan = HostPlan(name, variables, build_from)
+    plan = HostPlan(name, variables, build_from, None, None, arguments_proved=proved)
     return survey.Survey(Target(name), None, None, {}, plan, [], [Difference(role, "x:y", "is missing") for role in roles])
 
 
@@ -83,6 +83,24 @@ def test_a_builder_goes_first_and_the_others_follow(monkeypatch, tmp_path):
     assert {one.status for one in outcomes.values()} == {"changed"}
     assert outcomes["b"].roles == list(EVERY)
     assert sorted(world.locks) == ["a", "b", "c"]
+
+
+def test_a_new_build_is_asked_what_it_understands_before_the_service_is_written(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY, proved=False))
+    after = surveyed("a", "installed", "llama_server")
+    real = world.run
+
+    def run(playbook, inventories, hosts, folder, on_event, extra=None):
+        result = real(playbook, inventories, hosts, folder, on_event, extra)
+        if len(world.plays) == 1:
+            world.now["a"] = after
+        return result
+
+    monkeypatch.setattr(play, "run", run)
+    applied = []
+    monkeypatch.setattr(play, "write_plan", lambda folder, variables: applied.append(variables["a"]["bigiron_roles"]) or folder)
+    assert world.go("a")["a"].roles == list(EVERY)
+    assert applied == [["base", "llama_cpp", "model"], ["llama_server"]]
 
 
 def test_when_the_builder_fails_the_others_are_not_attempted_and_say_why(monkeypatch, tmp_path):

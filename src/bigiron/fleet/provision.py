@@ -25,6 +25,7 @@ SERVE = "bigiron.state.serving:main"
 MEASURE_PROMPT = "The machine in the corner hums. " * 24
 MEASURE_TOKENS = 32
 COMPLETION_TIMEOUT_S = 600.0
+BEFORE_SERVICE = ("base", "llama_cpp", "model")
 
 Say = Callable[[str], None]
 
@@ -110,6 +111,10 @@ class _Provision:
             surveys = self._again(surveys)
         builders = {name: one for name, one in surveys.items() if one.plan.build_from == "here" or self._shares(name, surveys)}
         waiting = {name: one for name, one in surveys.items() if name not in builders}
+        if any(not one.plan.arguments_proved for one in builders.values()):
+            # a new build is asked what it understands before a service is written for it
+            self._apply(builders, only=BEFORE_SERVICE)
+            builders = {**builders, **self._again(builders)}
         self._apply(builders)
         waiting = {name: one for name, one in waiting.items() if self._builder_done(one)}
         if any(one.plan.build_from not in ("archive", "installed") for one in waiting.values()):
@@ -140,12 +145,13 @@ class _Provision:
 
     def _apply(self, surveys: Mapping[str, Survey], only: Sequence[str] = ROLES) -> None:
         """One play over ``surveys``; hosts that fail get their outcome here, the others are proved later."""
-        surveys = {name: one for name, one in surveys.items() if name not in self.outcomes}
+        wanted = {name: [role for role in roles_of(one.differences) if role in only] for name, one in surveys.items()}
+        surveys = {name: one for name, one in surveys.items() if name not in self.outcomes and wanted[name]}
         if not surveys:
             return
         variables, fetches = {}, {}
         for name, one in surveys.items():
-            values = {**one.plan.variables, "bigiron_roles": [role for role in roles_of(one.differences) if role in only]}
+            values = {**one.plan.variables, "bigiron_roles": wanted[name]}
             if one.plan.build_from == "here" and "llama_cpp" in values["bigiron_roles"]:
                 values["llama_cpp_fetch_to"] = str(survey.release_archive(one.plan.fingerprint))
                 fetches[one.plan.fingerprint] = one

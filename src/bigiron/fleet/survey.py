@@ -14,14 +14,16 @@ from typing import Any
 from bigiron.errors import BigironError, Refused
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
-from bigiron.hub import tree
+from bigiron.gguf.facts import ModelFacts
+from bigiron.hub import headers, tree
 from bigiron.hub.quants import QuantFiles
 from bigiron.machine.model import Machine
 from bigiron.paths import cache_dir, write_atomic
 from bigiron.plan import host as planning
 from bigiron.plan import intent as intents
 from bigiron.plan.host import CachedRelease, HostFacts, HostPlan
-from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
+from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent, ModelIntent
+from bigiron.plan.model import AUTO
 from bigiron.state import diff as differences_of
 from bigiron.state.desired import Resource, desired, key_path
 from bigiron.state.diff import Difference
@@ -123,7 +125,7 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
     for one in looks:
         try:
             planning.check_machine(one.target.name, one.machine)
-            facts.append(HostFacts(one.target.name, one.intent, one.machine, one.observed, model_files(one.target, one.intent)))
+            facts.append(HostFacts(one.target.name, one.intent, one.machine, one.observed, *candidates(one.target, one.intent)))
         except BigironError as error:
             errors[one.target.name] = error
     plans = planning.plan_hosts(facts, cached_releases())
@@ -143,12 +145,21 @@ def _compare(one: Look, fact: HostFacts, plan: HostPlan) -> Survey:
     return Survey(one.target, one.intent, one.machine, one.observed, plan, resources, differences, refusals)
 
 
-def model_files(target: Target, intent: Intent) -> QuantFiles:
-    """The files of the wanted quant, from the hub's list at the pinned revision (cached: a commit never changes)."""
+def candidates(target: Target, intent: Intent) -> tuple[dict[str, QuantFiles], dict[str, ModelFacts]]:
+    """The quants that may be served (one, when it was named) and what their headers say, both cached: a commit never changes."""
     wish = intent.model
     # a secret is only opened when the hub is really asked
     token = (lambda: target.secret("model_token")) if "model_token" in target.vars else None
-    chosen = tree.select(tree.list_files(wish.endpoint, wish.repo, wish.revision, token), wish.quant)
+    listing = tree.list_files(wish.endpoint, wish.repo, wish.revision, token)
+    if wish.quant.lower() != AUTO:
+        chosen = _provable(tree.select(listing, wish.quant), wish)
+        return {chosen.name: chosen}, {chosen.name: headers.facts(listing, chosen, token)}
+    found = tree.quants(listing)
+    facts = headers.of_quants(listing, found, token)
+    return {name: _provable(found[name], wish) for name in facts}, facts
+
+
+def _provable(chosen: QuantFiles, wish: ModelIntent) -> QuantFiles:
     if chosen.missing:
         raise Refused(
             f"the repository lacks {', '.join(chosen.missing)} of {wish.quant}", where=f"{wish.repo} at {wish.revision[:12]}",
@@ -172,7 +183,13 @@ def cached_releases() -> list[CachedRelease]:
             document = json.loads(description.read_text(encoding="utf-8"))
             if archive.stat().st_size == document["archive_size"]:
                 found.append(
-                    CachedRelease(document["fingerprint"], document["identity"], str(archive), document["archive_sha256"])
+                    CachedRelease(
+                        document["fingerprint"],
+                        document["identity"],
+                        str(archive),
+                        document["archive_sha256"],
+                        document.get("help", ""),
+                    )
                 )
         except (OSError, ValueError, KeyError):
             continue
@@ -189,13 +206,19 @@ def describe_release(mark: str, identity: Mapping[str, Any]) -> None:
     archive = release_archive(mark)
     with archive.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    description = archive.with_name(f"{mark}.json")
+    try:
+        manifest = json.loads(description.read_text(encoding="utf-8"))  # the role brought it beside the archive
+    except (OSError, ValueError):
+        manifest = {}
     document = {
+        **manifest,
         "fingerprint": mark,
         "identity": dict(identity),
         "archive_sha256": digest,
         "archive_size": archive.stat().st_size,
     }
-    write_atomic(archive.with_name(f"{mark}.json"), json.dumps(document, indent=1))
+    write_atomic(description, json.dumps(document, indent=1))
 
 
 def completion_request(intent: Intent, prompt: str, tokens: int, timeout_s: float) -> dict[str, Any]:

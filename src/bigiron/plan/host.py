@@ -10,29 +10,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bigiron.errors import Refused
+from bigiron.gguf.facts import ModelFacts
 from bigiron.hub.quants import QuantFiles
 from bigiron.machine.model import Machine
-from bigiron.plan import build
+from bigiron.plan import build, capabilities
 from bigiron.plan.build import Identity
 from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
+from bigiron.plan.model import ModelPlan, Wish, choose
 from bigiron.units import GIB, count, gib
 
 RUNTIME_PACKAGES = ("ca-certificates", "libgomp1")
 TOOLCHAIN_PACKAGES = ("ccache", "cmake", "g++", "ninja-build")
 RESERVE_BYTES = GIB
 """Left free on every filesystem that bigiron fills."""
-SLOW_DISK_BYTES_PER_S = 100 * 10**6
-"""A pessimistic sequential read, a SATA disk under load; only start timeouts are computed from it."""
 
 
 @dataclass(frozen=True)
 class CachedRelease:
-    """A packed release on the controller."""
+    """A packed release on the controller; ``help`` is what its llama-server printed for ``--help``."""
 
     fingerprint: str
     identity: Mapping[str, Any]
     archive: str
     archive_sha256: str
+    help: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,17 @@ class Reason:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the plan starts from for one host; ``observed`` is the document of docs/architecture.md."""
+    """What the plan starts from for one host; ``observed`` is the document of docs/architecture.md.
+
+    ``quants`` are the candidates by name (one, when a quant was asked for) and ``facts`` what their headers say.
+    """
 
     name: str
     intent: Intent
     machine: Machine
     observed: Mapping[str, Any]
-    model: QuantFiles
+    quants: Mapping[str, QuantFiles]
+    facts: Mapping[str, ModelFacts]
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,15 @@ class HostPlan:
     """Everything wanted on one host: ``variables`` are the complete role variables.
 
     ``build_from`` says where the release comes from: ``"here"`` (compiled on this host), ``"installed"``, ``"archive"`` (packed on the
-    controller) or another host's name.
+    controller) or another host's name. ``arguments_proved`` is False until a build can be asked what it understands.
     """
 
     host: str
     variables: dict[str, Any]
     build_from: str
+    model: ModelPlan
+    files: QuantFiles
+    arguments_proved: bool
     reasons: list[Reason] = field(default_factory=list)
 
     @property
@@ -76,6 +84,7 @@ class HostPlan:
         return {
             "host": self.host,
             "build_from": self.build_from,
+            "model": self.model.to_json(),
             "reasons": [vars(reason) for reason in self.reasons],
             "variables": self.variables,
         }
@@ -193,6 +202,28 @@ def _compiler(fact: HostFacts) -> str:
     return str(fact.observed.get("compiler") or fact.observed.get("compiler_candidate") or "")
 
 
+def _help_of(fact: HostFacts, mark: str, choice: _Choice) -> str:
+    """What the release's own llama-server says it understands; empty while there is no such build to ask."""
+    manifest = fact.observed.get("releases", {}).get(mark, {}).get("manifest", {})
+    return str(manifest.get("help") or (choice.archive.help if choice.archive else ""))
+
+
+def _argv(intent: Intent, model: ModelPlan, entry: str) -> list[str]:
+    return [
+        f"{PREFIX}/current/bin/llama-server",
+        "--model", f"{intent.model.directory}/{entry}",
+        "--alias", f"{intent.model.repo.split('/')[-1]}:{model.quant}",
+        "--host", intent.listen,
+        "--port", str(intent.port),
+        *model.arguments,
+        "--api-key-file", f"/run/credentials/llama-server-{intent.service}.service/api-key",
+        "--metrics",
+        "--offline",
+        *([] if intent.web_ui else ["--no-ui"]),
+        *intent.extra_args,
+    ]  # fmt: skip
+
+
 def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
     intent, machine = fact.intent, fact.machine
     identity = choice.identity.to_json()
@@ -200,25 +231,9 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
     builds = choice.build_from == "here"
     jobs = build.jobs(machine.cpu.threads, machine.memory.available_bytes)
     packages = sorted({*RUNTIME_PACKAGES, *(TOOLCHAIN_PACKAGES if builds else ()), *intent.extra_packages})
-    threads = intent.threads or machine.cpu.cores
-    model_path = f"{intent.model.directory}/{fact.model.entry}"
-    unit = f"llama-server-{intent.service}.service"
-    argv = [
-        f"{PREFIX}/current/bin/llama-server",
-        "--model", model_path,
-        "--alias", f"{intent.model.repo.split('/')[-1]}:{intent.model.quant}",
-        "--host", intent.listen,
-        "--port", str(intent.port),
-        "--ctx-size", str(intent.context * intent.parallel),
-        "--parallel", str(intent.parallel),
-        "--threads", str(threads),
-        "--cache-ram", str(intent.cache_ram_mib),
-        "--api-key-file", f"/run/credentials/{unit}/api-key",
-        "--metrics",
-        "--offline",
-        *([] if intent.web_ui else ["--no-ui"]),
-        *intent.extra_args,
-    ]  # fmt: skip
+    help_text = _help_of(fact, mark, choice)
+    model = choose(machine, fact.facts, Wish.of(intent), build=capabilities.parse(help_text) if help_text else None)
+    files = fact.quants[model.quant]
     variables: dict[str, Any] = {
         "base_packages": packages,
         "base_user": USER,
@@ -235,25 +250,25 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
         "llama_cpp_archive_sha256": choice.archive.archive_sha256 if choice.archive else "",
         "llama_cpp_fetch_to": "",
         "llama_cpp_user": USER,
-        "model_files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in fact.model.files],
-        "model_entry": fact.model.entry,
+        "model_files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in files.files],
+        "model_entry": files.entry,
         "model_repo": intent.model.repo,
         "model_revision": intent.model.revision,
-        "model_quant": intent.model.quant,
+        "model_quant": model.quant,
         "model_root": intent.model.root,
         "llama_server_service": intent.service,
         "llama_server_host": intent.listen,
         "llama_server_port": intent.port,
-        "llama_server_argv": argv,
+        "llama_server_argv": _argv(intent, model, files.entry),
         "llama_server_environment": {"HOME": "/nonexistent", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
         "llama_server_user": USER,
         "llama_server_prefix": PREFIX,
         "llama_server_config_dir": CONFIG_DIR,
         "llama_server_model_root": intent.model.root,
-        "llama_server_weight_bytes": fact.model.total_bytes,
-        "llama_server_start_timeout_s": 120 + 2 * fact.model.total_bytes // SLOW_DISK_BYTES_PER_S,
+        "llama_server_weight_bytes": files.total_bytes,
+        "llama_server_start_timeout_s": model.start_timeout_s,
         "llama_server_memory_max_bytes": 0,
-        "llama_server_lock_memory": "mlock" in " ".join(intent.extra_args),
+        "llama_server_lock_memory": any("mlock" in word for word in (*model.arguments, *intent.extra_args)),
     }
     reasons = [
         Reason(
@@ -269,15 +284,9 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
         ),
         Reason(
             "model",
-            f"{intent.model.quant}, {count(len(fact.model.files), 'file')}, {gib(fact.model.total_bytes)}",
+            f"{model.quant}, {count(len(files.files), 'file')}, {gib(files.total_bytes)}",
             f"{intent.model.repo} at {intent.model.revision[:12]}",
         ),
-        Reason(
-            "threads",
-            str(threads),
-            "set in the inventory" if intent.threads else "physical cores: a second thread per core adds nothing to matrix products",
-        ),
-        Reason("context", f"{intent.context} tokens x {count(intent.parallel, 'slot')}", "each slot has its own full context"),
         Reason("listen", f"{intent.listen}:{intent.port}", "with an API key that only root and the unit can read"),
     ]  # fmt: skip
     if builds:
@@ -288,7 +297,7 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
                 f"{count(machine.cpu.threads, 'thread')}, {gib(machine.memory.available_bytes)} available, {gib(build.JOB_MEMORY_BYTES)} a job",
             )
         )
-    return HostPlan(fact.name, variables, choice.build_from, reasons)
+    return HostPlan(fact.name, variables, choice.build_from, model, files, bool(help_text), reasons)
 
 
 def _directories(intent: Intent) -> list[dict[str, str]]:
@@ -316,6 +325,10 @@ def refusals(fact: HostFacts, plan: HostPlan) -> list[Refused]:
                 hint=f"stop {by}, or set llama_server_port to a free port",
             )
         )
+    try:
+        plan.model.require()
+    except Refused as refusal:
+        found.append(Refused(refusal.what, where=fact.name, hint=refusal.hint))
     found.extend(_disk_refusals(fact, plan))
     return found
 
@@ -326,7 +339,7 @@ def _disk_refusals(fact: HostFacts, plan: HostPlan) -> list[Refused]:
     have, partial = state.get("files", {}), state.get("partial", {})
     model_bytes = sum(
         file.size - min(file.size, int(partial.get(file.path, 0)))
-        for file in fact.model.files
+        for file in plan.files.files
         if have.get(file.path, {}).get("size") != file.size
     )
     needs: dict[str, list[tuple[str, str, int]]] = {}

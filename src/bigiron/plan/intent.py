@@ -36,7 +36,7 @@ class ModelIntent:
 
 @dataclass(frozen=True)
 class Intent:
-    """One host's wishes. Sizes in tokens; ``threads`` 0 means: the physical cores."""
+    """One host's wishes. ``context`` is in tokens for each of ``parallel`` slots; ``threads`` 0 means: the physical cores."""
 
     host: str
     source: Source
@@ -52,6 +52,8 @@ class Intent:
     parallel: int
     threads: int
     cache_ram_mib: int
+    cache_type_k: str
+    cache_type_v: str
     extra_args: tuple[str, ...]
     own_api_key: bool
     extra_packages: tuple[str, ...]
@@ -146,6 +148,8 @@ def read(host: str, variables: Mapping[str, Any]) -> Intent:
         context=reader.number("llama_server_context", 1, 2**31 - 1, 4096),
         parallel=reader.number("llama_server_parallel", 1, 1024, 1),
         threads=reader.number("llama_server_threads", 0, 4096, 0),
+        cache_type_k=reader.text("llama_server_cache_type_k", r"[a-z0-9_]+", "f16 or q8_0", "f16"),
+        cache_type_v=reader.text("llama_server_cache_type_v", r"[a-z0-9_]+", "f16 or q8_0", "f16"),
         cache_ram_mib=reader.number("llama_server_cache_ram_mib", 0, 2**31 - 1, 0),
         extra_args=extra_args,
         own_api_key="llama_server_api_key" in variables,

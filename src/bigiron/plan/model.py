@@ -63,9 +63,11 @@ class Wish:
     def of(cls, intent: Intent) -> Wish:
         """The wish of a host's inventory variables."""
         return cls(
-            context=intent.context,
+            context=intent.context * intent.parallel,
             slots=intent.parallel,
-            quant=intent.model.quant,
+            quant=AUTO if intent.model.quant.lower() == AUTO else intent.model.quant,
+            type_k=intent.cache_type_k,
+            type_v=intent.cache_type_v,
             cache_ram_mib=intent.cache_ram_mib,
             threads=intent.threads,
             backend="cpu" if intent.backend == "cpu" else AUTO,
