@@ -60,7 +60,20 @@ def probe(_c: Context, host: str = "", group: str = "", inventory: str = INVENTO
     return machines.exit_code(seen)
 
 
-@command(help={**HELP, "exit-code": "exit 2 when something differs", "diff": "show file diffs (on by default)"})
+@command(
+    help={
+        **HELP,
+        "exit-code": "exit 2 when something differs",
+        "diff": "show file diffs (on by default)",
+        "explain": "show the arithmetic of every number",
+        "machine": "a machine file instead of a host: a path, or a name in inventory/machines",
+        "model": "with --machine: a name in inventory/catalogue.yml, owner/repository@commit, or a GGUF file",
+        "quant": "with --machine: the quant, or auto: the best that fits",
+        "context": "with --machine: tokens for each slot",
+        "slots": "with --machine: requests at once",
+        "cache-type": "with --machine: type of the KV cache (f16, q8_0, ...)",
+    }
+)
 def plan(
     _c: Context,
     host: str = "",
@@ -69,16 +82,28 @@ def plan(
     json: bool = False,
     exit_code: bool = False,
     diff: bool = True,
+    explain: bool = False,
+    machine: str = "",
+    model: str = "",
+    quant: str = "auto",
+    context: int = 32768,
+    slots: int = 1,
+    cache_type: str = "f16",
 ) -> int:
-    """Show what bigiron decided for the hosts, why, and what differs there now; changes nothing.
+    """Show what bigiron decided for hosts (or for a machine you do not own yet), why, and what differs there; changes nothing.
 
     Example: ./inv plan --host lab01
     """
-    from bigiron.fleet import survey
     from bigiron.report import plans
 
+    if machine or model:
+        from bigiron.fleet import ahead
+
+        return plans.show_ahead(ahead.answer(machine, model, quant, context, slots, cache_type), as_json=json, explain=explain)
+    from bigiron.fleet import survey
+
     surveys, errors = survey.survey(_targets(host, group, inventory))
-    return plans.show(surveys, errors, as_json=json, reasons=True, diffs=diff, differences_exit=exit_code)
+    return plans.show(surveys, errors, as_json=json, reasons=True, diffs=diff, differences_exit=exit_code, explain=explain)
 
 
 @command(help=HELP)

@@ -5,9 +5,9 @@ from tests.fixtures.model_shapes import small
 from tests.unit.test_intent import GOOD
 from tests.unit.test_plan_build import HASWELL, ZEN4
 
-from bigiron.errors import Refused
+from bigiron.errors import Refused, UsageError
 from bigiron.hub.quants import QuantFiles, RepoFile
-from bigiron.machine.model import Cpu, Machine, Memory, OperatingSystem
+from bigiron.machine.model import Cpu, Gpu, Machine, Memory, OperatingSystem
 from bigiron.plan import host as planning
 from bigiron.plan import intent
 from bigiron.plan.host import CachedRelease, HostFacts, plan_hosts, refusals
@@ -157,6 +157,24 @@ def test_what_is_there_already_needs_no_space():
     models = {key: {"files": {MODEL.files[0].path: {"size": 100}}, "partial": {MODEL.files[1].path: 9 * GIB}}}
     one = with_free(6 * GIB, models=models)
     assert refusals(one, plan_hosts([one], [])["a"]) == []
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_would():
+    one = fact("a", box=machine(memory=Memory(2 * GIB, GIB, None, ())), llama_server_context=1_000_000)
+    refused = refusals(one, plan_hosts([one], [])["a"])
+    assert any("does not fit" in each.what and each.where == "a" for each in refused)
+
+
+def test_a_wish_that_cannot_be_planned_stops_no_other_host():
+    plans = plan_hosts([fact("a", llama_server_cache_type_k="q8_0", llama_server_cache_type_v="nonsense"), fact("b")], [])
+    assert isinstance(plans["a"], UsageError | Refused)
+    assert plans["a"].where.startswith("a")
+    assert plans["b"].build_from == "here"
+
+
+def test_a_gpu_that_nobody_knows_does_not_matter_to_a_cpu_host():
+    gpu = Gpu("0000:01:00.0", "1234", "5678", "unknown", None, None, "030000")
+    assert plan_hosts([fact("a", box=machine(gpus=(gpu,)))], [])["a"].build_from == "here"
 
 
 def test_argv_is_what_the_intent_says():

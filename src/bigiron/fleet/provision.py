@@ -25,6 +25,8 @@ SERVE = "bigiron.state.serving:main"
 MEASURE_PROMPT = "The machine in the corner hums. " * 24
 MEASURE_TOKENS = 32
 COMPLETION_TIMEOUT_S = 600.0
+SCAN = "bigiron.machine.bandwidth:main"
+SCAN_S = 0.9
 BEFORE_SERVICE = ("base", "llama_cpp", "model")
 
 Say = Callable[[str], None]
@@ -238,13 +240,20 @@ def complete(
 
 
 def measure(surveys: Sequence[Survey]) -> dict[str, dict[str, Any] | BigironError]:
-    """Prefill and generation speed of each host, tok/s, from one completion of `MEASURE_TOKENS` tokens."""
+    """Prefill and generation speed of each host, tok/s, from one completion of `MEASURE_TOKENS` tokens.
+
+    The memory bandwidth is measured too, in the quiet after it, and noted for the plan's next prediction.
+    """
     by_name = {one.name: one for one in surveys}
 
     def one_host(target: Target) -> dict[str, Any]:
         answer = complete(target, by_name[target.name].intent, MEASURE_PROMPT, MEASURE_TOKENS)
+        one = by_name[target.name]
+        with Session(target) as session:
+            scan = session.run_program(SCAN, {"threads": one.machine.cpu.cores, "seconds": SCAN_S}, become=False)
+        survey.record_bandwidth(target.name, one.machine, float(scan["bytes_per_s"]))
         keys = ("prefill_tps", "generation_tps", "prompt_tokens", "generated_tokens")
-        return {key: answer[key] for key in keys}
+        return {**{key: answer[key] for key in keys}, "memory_bytes_per_s": round(float(scan["bytes_per_s"]))}
 
     return run_many([one.target for one in surveys], one_host)
 

@@ -18,11 +18,11 @@ from bigiron.gguf.facts import ModelFacts
 from bigiron.hub import headers, tree
 from bigiron.hub.quants import QuantFiles
 from bigiron.machine.model import Machine
-from bigiron.paths import cache_dir, write_atomic
+from bigiron.paths import cache_dir, state_dir, write_atomic
 from bigiron.plan import host as planning
 from bigiron.plan import intent as intents
 from bigiron.plan.host import CachedRelease, HostFacts, HostPlan
-from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent, ModelIntent
+from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
 from bigiron.plan.model import AUTO
 from bigiron.state import diff as differences_of
 from bigiron.state.desired import Resource, desired, key_path
@@ -125,12 +125,19 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
     for one in looks:
         try:
             planning.check_machine(one.target.name, one.machine)
-            facts.append(HostFacts(one.target.name, one.intent, one.machine, one.observed, *candidates(one.target, one.intent)))
+            found = candidates(one.target, one.intent)
+            facts.append(HostFacts(one.target.name, one.intent, one.machine, one.observed, *found, measured_bandwidth(one)))
         except BigironError as error:
             errors[one.target.name] = error
     plans = planning.plan_hosts(facts, cached_releases())
     by_name = {one.target.name: one for one in looks}
-    surveys = {fact.name: _compare(by_name[fact.name], fact, plans[fact.name]) for fact in facts}
+    surveys = {}
+    for fact in facts:
+        plan = plans[fact.name]
+        if isinstance(plan, BigironError):
+            errors[fact.name] = plan
+        else:
+            surveys[fact.name] = _compare(by_name[fact.name], fact, plan)
     return surveys, errors
 
 
@@ -152,26 +159,29 @@ def candidates(target: Target, intent: Intent) -> tuple[dict[str, QuantFiles], d
     token = (lambda: target.secret("model_token")) if "model_token" in target.vars else None
     listing = tree.list_files(wish.endpoint, wish.repo, wish.revision, token)
     if wish.quant.lower() != AUTO:
-        chosen = _provable(tree.select(listing, wish.quant), wish)
+        chosen = tree.select(listing, wish.quant)
         return {chosen.name: chosen}, {chosen.name: headers.facts(listing, chosen, token)}
-    found = tree.quants(listing)
+    found = tree.provable(listing)
     facts = headers.of_quants(listing, found, token)
-    return {name: _provable(found[name], wish) for name in facts}, facts
+    return {name: found[name] for name in facts}, facts
 
 
-def _provable(chosen: QuantFiles, wish: ModelIntent) -> QuantFiles:
-    if chosen.missing:
-        raise Refused(
-            f"the repository lacks {', '.join(chosen.missing)} of {wish.quant}", where=f"{wish.repo} at {wish.revision[:12]}",
-            hint="choose another quant or a revision that is complete",
-        )  # fmt: skip
-    unproved = [file.path for file in chosen.files if file.sha256 is None]
-    if unproved:
-        raise Refused(
-            f"the hub gives no SHA-256 for {unproved[0]}, so it could not be proved", where=f"{wish.repo} at {wish.revision[:12]}",
-            hint="use a repository that stores its shards in LFS or Xet",
-        )  # fmt: skip
-    return chosen
+def measured_bandwidth(one: Look) -> float | None:
+    """What `record_bandwidth` noted for this host, as long as it still has the CPU and memory it had then; bytes per second."""
+    try:
+        document = json.loads((state_dir("measured") / f"{one.target.name}.json").read_text(encoding="utf-8"))
+        return float(document["bytes_per_s"]) if document["of"] == _kind(one.machine) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def record_bandwidth(host: str, machine: Machine, bytes_per_s: float) -> None:
+    """Note the measured memory bandwidth of ``host`` for later plans."""
+    write_atomic(state_dir("measured") / f"{host}.json", json.dumps({"of": _kind(machine), "bytes_per_s": bytes_per_s}))
+
+
+def _kind(machine: Machine) -> list[object]:
+    return [machine.cpu.model, machine.cpu.cores, machine.memory.total_bytes]
 
 
 def cached_releases() -> list[CachedRelease]:

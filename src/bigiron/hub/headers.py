@@ -55,8 +55,6 @@ def of_quants(tree: RepoTree, quants: dict[str, QuantFiles], token: Token = None
     found: dict[str, ModelFacts] = {}
     last: BigironError | None = None
     for name, files in quants.items():
-        if files.missing:
-            continue
         try:
             found[name] = facts(tree, files, token)
         except BigironError as error:

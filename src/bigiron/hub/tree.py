@@ -120,6 +120,17 @@ def select(tree: RepoTree, quant: str) -> QuantFiles:
     return chosen
 
 
+def provable(tree: RepoTree) -> dict[str, QuantFiles]:
+    """The quants that are complete and whose files can be checked. Raises Refused when there is none."""
+    found = {
+        name: files for name, files in quants(tree).items() if not files.missing and all(file.sha256 for file in files.files)
+    }
+    if not found:
+        raise Refused("the repository holds no complete GGUF model", where=f"{tree.repo}@{tree.revision[:12]}",
+                      hint="name a GGUF conversion (often a second repository, …-GGUF)")  # fmt: skip
+    return found
+
+
 def _check_names(base: str, repo: str, revision: str) -> None:
     if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).hostname:
         raise UsageError(f"not an http(s) address: {base!r}", where="model_endpoint")

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bigiron.errors import Refused
+from bigiron.errors import BigironError, Refused
 from bigiron.gguf.facts import ModelFacts
 from bigiron.hub.quants import QuantFiles
 from bigiron.machine.model import Machine
 from bigiron.plan import build, capabilities
 from bigiron.plan.build import Identity
+from bigiron.plan.hardware import from_machine
 from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
 from bigiron.plan.model import ModelPlan, Wish, choose
 from bigiron.units import GIB, count, gib
@@ -49,7 +50,8 @@ class Reason:
 class HostFacts:
     """What the plan starts from for one host; ``observed`` is the document of docs/architecture.md.
 
-    ``quants`` are the candidates by name (one, when a quant was asked for) and ``facts`` what their headers say.
+    ``quants`` are the candidates by name (one, when a quant was asked for) and ``facts`` what their headers say. ``bandwidth``
+    is the measured read rate of its memory in bytes per second, None while nobody measured it.
     """
 
     name: str
@@ -58,6 +60,7 @@ class HostFacts:
     observed: Mapping[str, Any]
     quants: Mapping[str, QuantFiles]
     facts: Mapping[str, ModelFacts]
+    bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,23 @@ class _Choice:
     why: str
 
 
-def plan_hosts(facts: Sequence[HostFacts], cached: Sequence[CachedRelease]) -> dict[str, HostPlan]:
-    """One plan per host. Raises Refused when a host can never be a llama.cpp host (not Linux with systemd, no Debian packages)."""
+def plan_hosts(facts: Sequence[HostFacts], cached: Sequence[CachedRelease]) -> dict[str, HostPlan | BigironError]:
+    """One plan per host, or why there is none for it; a host without a plan stops no other.
+
+    Raises Refused when one of them can never be a llama.cpp host (`check_machine`).
+    """
     for fact in facts:
         check_machine(fact.name, fact.machine)
     wanted = {fact.name: _identity(fact) for fact in facts}
     choices = _choose_releases(facts, wanted, cached)
-    return {fact.name: _plan(fact, choices[fact.name]) for fact in facts}
+    plans: dict[str, HostPlan | BigironError] = {}
+    for fact in facts:
+        try:
+            plans[fact.name] = _plan(fact, choices[fact.name])
+        except BigironError as error:
+            error.where = f"{fact.name}: {error.where}" if error.where else fact.name
+            plans[fact.name] = error
+    return plans
 
 
 def check_machine(host: str, machine: Machine) -> None:
@@ -232,7 +245,12 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
     jobs = build.jobs(machine.cpu.threads, machine.memory.available_bytes)
     packages = sorted({*RUNTIME_PACKAGES, *(TOOLCHAIN_PACKAGES if builds else ()), *intent.extra_packages})
     help_text = _help_of(fact, mark, choice)
-    model = choose(machine, fact.facts, Wish.of(intent), build=capabilities.parse(help_text) if help_text else None)
+    model = choose(
+        from_machine(machine, bandwidth=fact.bandwidth),
+        fact.facts,
+        Wish.of(intent),
+        build=capabilities.parse(help_text) if help_text else None,
+    )
     files = fact.quants[model.quant]
     variables: dict[str, Any] = {
         "base_packages": packages,

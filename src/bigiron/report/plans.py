@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bigiron.errors import EXIT_DIFFERENCES, EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_UNREACHABLE, BigironError
-from bigiron.report import console, machines
+from bigiron.report import console, machines, plan_table
 from bigiron.units import duration
 
 if TYPE_CHECKING:
     from bigiron.fleet.provision import Outcome
     from bigiron.fleet.survey import Survey
+    from bigiron.plan.model import ModelPlan
 
 
 def show(
@@ -22,6 +23,7 @@ def show(
     reasons: bool,
     diffs: bool,
     differences_exit: bool,
+    explain: bool = False,
 ) -> int:
     """Print plan (with ``reasons``) and differences per host.
 
@@ -35,12 +37,22 @@ def show(
             if reasons:
                 rows = [(reason.topic, reason.decision, reason.why) for reason in one.plan.reasons]
                 console.table(("decision", "value", "because"), rows, title=f"{one.name}: {machines.summary(one.machine)}")
+                plan_table.show(one.plan.model, explain=explain)
             console.differences(one.name, one.differences, diffs=diffs)
             for refusal in one.refusals:
                 console.error(refusal)
         for error in errors.values():
             console.error(error)
     return _exit(surveys, errors, differences_exit=differences_exit)
+
+
+def show_ahead(plan: ModelPlan, *, as_json: bool, explain: bool) -> int:
+    """A plan without a host. Returns 0 when it fits (or streams), else 4: nothing should be bought or downloaded for it."""
+    if as_json:
+        console.print_json(plan.to_json())
+    else:
+        plan_table.show(plan, explain=explain)
+    return EXIT_OK if plan.fits else EXIT_REFUSED
 
 
 def _exit(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError], *, differences_exit: bool) -> int:
