@@ -5,7 +5,7 @@ Hosts are planned together because a release is built once per platform: the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,16 +110,31 @@ def plan_hosts(facts: Sequence[HostFacts], cached: Sequence[CachedRelease]) -> d
     """
     for fact in facts:
         check_machine(fact.name, fact.machine)
-    wanted = {fact.name: _identity(fact) for fact in facts}
-    choices = _choose_releases(facts, wanted, cached)
     plans: dict[str, HostPlan | BigironError] = {}
-    for fact in facts:
+
+    def attempt(fact: HostFacts, make: Callable[[HostFacts], HostPlan | None]) -> None:
         try:
-            plans[fact.name] = _plan(fact, choices[fact.name])
+            made = make(fact)
         except BigironError as error:
             error.where = f"{fact.name}: {error.where}" if error.where else fact.name
             plans[fact.name] = error
+        else:
+            if made:
+                plans[fact.name] = made
+
+    for fact in facts:  # a host that cannot be planned must not be the one that builds for the others
+        attempt(fact, lambda each: _model(each, None) and None)
+    sound = [fact for fact in facts if fact.name not in plans]
+    choices = _choose_releases(sound, {fact.name: _identity(fact) for fact in sound}, cached)
+    for fact in sound:
+        attempt(fact, lambda each: _plan(each, choices[each.name]))
     return plans
+
+
+def _model(fact: HostFacts, built: capabilities.Capabilities | None) -> ModelPlan:
+    # a backend that leaves GPUs alone need not know them
+    seen = replace(fact.machine, gpus=()) if fact.intent.backend == "cpu" else fact.machine
+    return choose(from_machine(seen, bandwidth=fact.bandwidth), fact.facts, Wish.of(fact.intent), build=built)
 
 
 def check_machine(host: str, machine: Machine) -> None:
@@ -245,12 +260,7 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
     jobs = build.jobs(machine.cpu.threads, machine.memory.available_bytes)
     packages = sorted({*RUNTIME_PACKAGES, *(TOOLCHAIN_PACKAGES if builds else ()), *intent.extra_packages})
     help_text = _help_of(fact, mark, choice)
-    model = choose(
-        from_machine(machine, bandwidth=fact.bandwidth),
-        fact.facts,
-        Wish.of(intent),
-        build=capabilities.parse(help_text) if help_text else None,
-    )
+    model = _model(fact, capabilities.parse(help_text) if help_text else None)
     files = fact.quants[model.quant]
     variables: dict[str, Any] = {
         "base_packages": packages,
