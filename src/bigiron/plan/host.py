@@ -5,7 +5,7 @@ Hosts are planned together because a release is built once per platform: the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,23 +112,24 @@ def plan_hosts(facts: Sequence[HostFacts], cached: Sequence[CachedRelease]) -> d
         check_machine(fact.name, fact.machine)
     plans: dict[str, HostPlan | BigironError] = {}
 
-    def attempt(fact: HostFacts, make: Callable[[HostFacts], HostPlan | None]) -> None:
-        try:
-            made = make(fact)
-        except BigironError as error:
-            error.where = f"{fact.name}: {error.where}" if error.where else fact.name
-            plans[fact.name] = error
-        else:
-            if made:
-                plans[fact.name] = made
-
     for fact in facts:  # a host that cannot be planned must not be the one that builds for the others
-        attempt(fact, lambda each: _model(each, None) and None)
+        try:
+            _model(fact, None)
+        except BigironError as error:
+            plans[fact.name] = _of_host(error, fact.name)
     sound = [fact for fact in facts if fact.name not in plans]
     choices = _choose_releases(sound, {fact.name: _identity(fact) for fact in sound}, cached)
     for fact in sound:
-        attempt(fact, lambda each: _plan(each, choices[each.name]))
+        try:
+            plans[fact.name] = _plan(fact, choices[fact.name])
+        except BigironError as error:
+            plans[fact.name] = _of_host(error, fact.name)
     return plans
+
+
+def _of_host(error: BigironError, host: str) -> BigironError:
+    error.where = f"{host}: {error.where}" if error.where else host
+    return error
 
 
 def _model(fact: HostFacts, built: capabilities.Capabilities | None) -> ModelPlan:
