@@ -65,6 +65,11 @@ def _facts(model: str, quant: str) -> Mapping[str, ModelFacts]:
     local = Path(model)
     if local.exists():
         report = inspect_set(local)
+        wrong = [finding for finding in report.findings if not finding.ok]
+        if wrong:
+            raise UsageError(
+                wrong[0].detail, where=model, hint="name a GGUF file, shard 1 of a split set, or a folder with one model"
+            )
         found = model_facts(report.headers)
         return {found.quant if quant == AUTO else quant: found}
     repo, commit, endpoint = _repository(model)

@@ -1,0 +1,85 @@
+import pytest
+from tests.fixtures.gguf_models import KIMI_K2, SMALL_MOE, write_model
+from tests.unit.test_cli import bigiron
+
+from bigiron.errors import UsageError
+from bigiron.fleet import ahead
+from bigiron.plan.model import Wish
+
+MACHINES = sorted(path.stem for path in ahead.MACHINES.glob("*.yml"))
+
+
+@pytest.fixture(scope="module")
+def kimi(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kimi")
+    write_model(folder, KIMI_K2, "Q2_K")
+    return folder
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_machine_that_is_shipped_gives_an_answer_about_kimi_k2(machine, kimi):
+    plan = ahead.plan(machine, str(kimi), Wish(context=32768))
+    assert plan.facts.parameters == 1_026_408_232_448
+    for row in plan.memory:
+        assert row.used <= row.total or not plan.fits
+    assert plan.to_json()["model"]["layers"] == 61
+
+
+def test_the_command_prints_a_table_and_json(kimi):
+    import json
+
+    shown = bigiron("plan", "--machine", "epyc-9354p", "--model", str(kimi), "--context", "131072", "--cache-type", "q8_0")
+    assert shown.returncode == 0, shown.stderr
+    for expected in ("fits", "372.9 GB", "4.6 GiB", "tok/s", "--cache-type-k q8_0"):
+        assert expected in shown.stdout
+    data = bigiron("plan", "--machine", "epyc-9354p", "--model", str(kimi), "--json")
+    assert json.loads(data.stdout)["model"]["parameters"] == 1_026_408_232_448
+
+
+def test_json_follows_the_published_schema(kimi):
+    import json
+
+    import jsonschema
+
+    from bigiron.paths import PROJECT
+
+    schema = json.loads((PROJECT / "src/bigiron/plan/schemas/plan.schema.json").read_text())
+    for machine in MACHINES:
+        document = json.loads(json.dumps(ahead.plan(machine, str(kimi), Wish(context=32768)).to_json()))
+        jsonschema.validate(document, schema)
+
+
+def test_a_plan_that_does_not_fit_is_exit_4_and_says_what_would(kimi):
+    done = bigiron("plan", "--machine", "lab", "--model", str(kimi), "--context", "1000000")
+    assert done.returncode == 4, done.stdout
+    assert "instead" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--machine", "epyc-9354"], "epyc-9354p"),
+        (["--machine", "no/such.yml"], "no/such.yml"),
+        (["--machine", "README.md"], "README.md:"),
+        (["--model", "README.md"], "README.md"),
+        (["--model", "kimi-k3-nope"], "kimi-k2"),
+        (["--model", "owner/repo"], "owner/repository@commit"),
+        (["--context", "-1"], "no context"),
+        (["--slots", "0"], "no context"),
+        (["--cache-type", "q3"], "q8_0"),
+        (["--model", ""], "--model is missing"),
+    ],
+)
+def test_wrong_words_are_usage_errors_that_name_them(words, says, tmp_path):
+    (model,) = write_model(tmp_path, SMALL_MOE, "Q4_K_M")[:1]
+    asked = {"--machine": "epyc-9354p", "--model": str(model), words[0]: words[1]}
+    done = bigiron("plan", *(word for pair in asked.items() for word in pair))
+    assert done.returncode == 64, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_machine_lists_the_known():
+    with pytest.raises(UsageError) as caught:
+        ahead.plan("mainframe", "x", Wish())
+    assert "epyc-9354p" in caught.value.hint
