@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -194,6 +195,31 @@ def test_wrong_source_checksum_loses_nothing(main_host, lab_with):
     assert "0" * 64 in done.err
     assert on(MAIN, "readlink /opt/bigiron/current; ls /opt/bigiron/releases") == before
     assert inv("provision", "--host", MAIN).code == 0
+
+
+def test_a_context_that_does_not_fit_is_refused_with_what_would(main_host, lab_with):
+    done = inv("provision", "--host", MAIN, "--inventory", lab_with(llama_server_context=500_000_000))
+    assert done.code == 4, done
+    assert "does not fit" in done.err
+    assert inv("drift", "--host", MAIN).code == 0
+
+
+def test_the_best_quant_is_chosen_from_true_headers(main_host, lab_with):
+    done = inv("plan", "--host", MAIN, "--inventory", lab_with(model_quant="auto"), "--json")
+    assert done.code == 0, done
+    assert done.document[MAIN]["model"]["model"]["parameters"] == 268_098_176
+    assert done.document[MAIN]["variables"]["model_quant"] == "Q4_K_M"
+    assert done.document[MAIN]["in_sync"] is True
+
+
+def test_a_plan_without_a_host_reads_headers_from_the_hub(main_host):
+    from bigiron.lab import lab
+
+    lock = yaml.safe_load((PROJECT / "inventory/lab/locks" / f"{MAIN}.yml").read_text())["model"]
+    environment = {**os.environ, "HF_ENDPOINT": lab.status().mirror_url}
+    done = inv("plan", "--machine", "lab", "--model", f"{lock['repo']}@{lock['revision']}", "--json", env=environment)
+    assert done.code == 0, done
+    assert done.document["model"]["parameters"] == 268_098_176
 
 
 def test_a_taken_port_is_refused_by_name(lab_up):
