@@ -35,8 +35,9 @@ def test(*, fast: bool, only: str, junit: str) -> int:
     pytest runs even when a linter complains, so that one run shows everything; its summary is the last thing printed.
     """
     lint_code = lint(fast=fast)
-    trees = ["tests/unit"] if fast else ["tests/unit", "tests/roles", "tests/lab"]
-    argv = [sys.executable, "-m", "pytest", *trees, "-ra", "--durations=8" if not fast else "--durations=3"]
+    # unit tests share nothing and may run side by side; the lab's share a host and stay in order
+    trees = ["tests/unit", "-n", "auto"] if fast else ["tests/unit", "tests/roles", "tests/lab", "--durations=8"]
+    argv = [sys.executable, "-m", "pytest", *trees, "-ra"]
     argv += ["-k", only] if only else []
     argv += ["--junitxml", junit] if junit else []
     code = subprocess.run(argv, cwd=PROJECT, env=_environment(), check=False).returncode

@@ -75,7 +75,10 @@ def test_processes_are_found_by_whole_arguments() -> None:
     word = f"61.{os.getpid()}5"
     child = subprocess.Popen(["sleep", word])
     try:
-        assert [one.pid for one in state.find_processes(word)] == [child.pid]
+        deadline = time.monotonic() + 10  # between fork and exec it still has the arguments of its parent
+        while not (found := state.find_processes(word)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [one.pid for one in found] == [child.pid]
         assert state.find_processes(word[:-1]) == []
     finally:
         child.kill()

@@ -16,7 +16,7 @@ _REMOVED = re.compile(r"argument has been removed|\[removed\]", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Flag:
-    """One option: all its spellings, the placeholder of its value ("" = a switch), whether the value may be left out, its text."""
+    """One option: all its spellings, the placeholder of its value ("" = a switch), its text."""
 
     names: tuple[str, ...]
     value: str
