@@ -1,22 +1,29 @@
 """The plan's memory table against ``llama-fit-params --fit-print on`` of a built release.
 
     python benchmarks/plan_vs_fit_params.py PATH/llama-fit-params [--rpc-server PATH/ggml-rpc-server] [--model FILE.gguf ...]
+    python benchmarks/plan_vs_fit_params.py PATH/llama-fit-params --device Vulkan0 --env GGML_VK_VISIBLE_DEVICES=0
 
 Models are sparse files of true size (tests/fixtures/model_shapes.py), so nothing is downloaded. With an RPC server (a llama.cpp built with
-GGML_RPC) the same is done with one and two devices that are not the CPU. Weights and cache must agree within 1 % or 16 MiB, compute
-buffers within 15 % or 64 MiB. Exit 1 when one does not. ``--no-repack`` is passed: llama-fit-params does not print repacked buffers.
+GGML_RPC) or with ``--device`` (the build's own names, see ``--list-devices``) the same is done with one and two devices that are not the
+CPU. Vulkan needs no GPU: Mesa's lavapipe will do, if ``GGML_VK_VISIBLE_DEVICES=0`` names it, and ``0,0`` makes two devices of it.
+A build in a chroot is called with ``--wrap "chroot ROOT"`` and ``--folder`` inside it, where the chroot finds the folder at the same path.
+
+Weights and cache must agree within 1 % or 16 MiB, compute buffers within 15 % or 64 MiB. Exit 1 when one does not. ``--no-repack`` is
+passed: llama-fit-params does not print repacked buffers.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -45,8 +52,35 @@ RUNS = {
     "1 device": [Wish(context=8192), Wish(context=32768, type_k="q8_0", type_v="q8_0"), Wish(context=131072)],
     "2 devices": [Wish(context=8192), Wish(context=32768)],
 }
-ROOM = {"all": 1024.0, "part": 0.45}
-"""GPU memory tried: more than any model, and a part of the model (GiB, or share of its bytes)."""
+ROOM = {"all": 1024.0, "part": 0.45, "little": 0.1}
+"""Memory of all GPUs together: more than any model (GiB), and shares of the model's bytes, beside 4 GiB for each GPU's buffers."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """How llama-fit-params is called; ``devices`` as llama.cpp names them, in order; ``endpoints`` of those that are RPC servers."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    devices: tuple[str, ...]
+    endpoints: tuple[str, ...]
+
+    def run(self, path: Path, devices: int, words: list[str]) -> subprocess.CompletedProcess[str]:
+        """Its answer for the first ``devices`` devices."""
+        used = list(words)
+        for name, endpoint in zip(self.devices[:devices], self.endpoints, strict=False):
+            used = [word.replace(f"={name}", f"=RPC0[{endpoint}]") for word in used]
+        if self.endpoints:
+            used += ["--rpc", ",".join(self.endpoints[:devices])] if devices else []
+        elif "--device" not in used:
+            used += ["--device", ",".join(self.devices[:devices]) or "none"] if self.devices else []
+        return subprocess.run(
+            [*self.command, "-m", str(path), "--fit-print", "on", *used],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **self.environment},
+        )
 
 
 def main() -> int:
@@ -54,21 +88,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary", type=Path)
     parser.add_argument("--rpc-server", type=Path)
+    parser.add_argument("--device", action="append", default=[], help="a device of the build, as --list-devices names it")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of the binary")
+    parser.add_argument("--wrap", type=shlex.split, default=[], metavar="COMMAND", help="what runs the binary, such as chroot")
+    parser.add_argument("--folder", type=Path, help="where the sparse models are written for the time of the run")
     parser.add_argument("--model", type=Path, action="append", default=[])
     options = parser.parse_args()
+    if options.device and options.rpc_server:
+        parser.error("--device and --rpc-server cannot be compared in one run")
     table = Table("model", "devices", "plan", "device", "weights MiB", "cache MiB", "compute MiB", "agrees")
     compared = wrong = 0
-    with tempfile.TemporaryDirectory() as folder, _rpc(options.rpc_server) as endpoints:
+    environment = dict(word.split("=", 1) for word in options.env)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, _rpc(options.rpc_server) as endpoints:
+        names = tuple(options.device) or tuple(f"RPC{index}" for index in range(len(endpoints)))
+        build = Build((*options.wrap, str(options.binary)), environment, names, tuple(endpoints))
         for name, facts, path in _models(Path(folder), options.model):
             for devices, count in (("CPU", 0), ("1 device", 1), ("2 devices", 2)):
-                if count > len(endpoints):
+                if count > len(names):
                     continue
                 for wish in RUNS[devices]:
-                    for hardware in _machines(facts, count):
+                    for hardware in _machines(facts, names[:count]):
                         compared += 1
-                        wrong += not _compare(
-                            table, options.binary, (name, facts, path), devices, hardware, wish, endpoints[:count]
-                        )
+                        wrong += not _compare(table, build, (name, facts, path), devices, hardware, wish)
     Console(width=150).print(table)
     print(f"{compared} combinations, {compared - wrong} agree")
     return 1 if wrong or not compared else 0
@@ -84,7 +125,7 @@ def _models(folder: Path, extra: list[Path]) -> Iterator[tuple[str, ModelFacts, 
         yield path.stem, model_facts(inspect_set(path).headers), path
 
 
-def _machines(facts: ModelFacts, gpus: int) -> Iterator[Hardware]:
+def _machines(facts: ModelFacts, gpus: tuple[str, ...]) -> Iterator[Hardware]:
     host = Hardware(
         name="bench",
         cpu_model="CPU",
@@ -104,26 +145,21 @@ def _machines(facts: ModelFacts, gpus: int) -> Iterator[Hardware]:
         yield host
         return
     for room in ROOM.values():
-        size = int(room * GIB) if room > 1 else int(facts.total_bytes * room / gpus) + 4 * GIB
-        yield replace(
-            host, gpus=tuple(Accelerator(f"RPC{index}", "RPC", size, 1e12, 3e10, 1e14, "bench") for index in range(gpus))
-        )
+        size = int(room * GIB) if room > 1 else int(facts.total_bytes * room / len(gpus)) + 4 * GIB
+        yield replace(host, gpus=tuple(Accelerator(name, "bench", size, 1e12, 3e10, 1e14, "bench") for name in gpus))
 
 
 def _compare(
     table: Table,
-    binary: Path,
+    build: Build,
     model: tuple[str, ModelFacts, Path],
     devices: str,
     hardware: Hardware,
     wish: Wish,
-    endpoints: list[str],
 ) -> bool:
     name, facts, path = model
     plan = choose(hardware, facts, wish)
     words = [f"{word}" for word in plan.arguments]
-    for index, endpoint in enumerate(endpoints):
-        words = [word.replace(f"=RPC{index}", f"=RPC0[{endpoint}]") for word in words]
     # options that only llama-server has
     for option in ("--cache-ram", "--fit", "--parallel"):
         if option in words:
@@ -132,10 +168,7 @@ def _compare(
             words[at : at + 2] = extra
     if "--no-repack" not in words:
         words.append("--no-repack")
-    rpc = ["--rpc", ",".join(endpoints)] if endpoints else []
-    ran = subprocess.run(
-        [str(binary), "-m", str(path), "--fit-print", "on", *rpc, *words], capture_output=True, text=True, check=False
-    )
+    ran = build.run(path, len(hardware.gpus), words)
     lines = [text.split() for text in ran.stdout.splitlines()]
     printed = {line[0]: [int(part) for part in line[1:4]] for line in lines if len(line) == 4}
     title = f"{plan.placement.kind}, {wish.context} {wish.type_k} x{wish.slots} ub {plan.placement.ubatch}"
