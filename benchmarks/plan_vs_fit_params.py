@@ -70,12 +70,14 @@ class Build:
         used = list(words)
         for name, endpoint in zip(self.devices[:devices], self.endpoints, strict=False):
             used = [word.replace(f"={name}", f"=RPC0[{endpoint}]") for word in used]
-        if self.endpoints:
-            used += ["--rpc", ",".join(self.endpoints[:devices])] if devices else []
-        elif "--device" not in used:
-            used += ["--device", ",".join(self.devices[:devices]) or "none"] if self.devices else []
+        # before the overrides, which name the devices of these servers
+        first: list[str] = []
+        if self.endpoints and devices:
+            first = ["--rpc", ",".join(self.endpoints[:devices])]
+        elif self.devices and not self.endpoints and "--device" not in used:
+            first = ["--device", ",".join(self.devices[:devices]) or "none"]
         return subprocess.run(
-            [*self.command, "-m", str(path), "--fit-print", "on", *used],
+            [*self.command, "-m", str(path), "--fit-print", "on", *first, *used],
             capture_output=True,
             text=True,
             check=False,

@@ -135,6 +135,12 @@ def test_a_taken_port_is_named():
     assert "nginx (pid 7, nginx.service)" in refusal.what
 
 
+def test_a_connection_that_is_not_root_is_refused_before_the_first_task():
+    one = fact("a", observed={"uid": 1000})
+    (refusal,) = refusals(one, plan_hosts([one], [])["a"])
+    assert "ansible_become" in refusal.hint
+
+
 def test_our_own_server_does_not_take_the_port():
     one = fact("a", observed={"ports": {"8080": {"pid": 7, "program": "llama-server", "unit": "llama-server-main.service"}}})
     assert refusals(one, plan_hosts([one], [])["a"]) == []

@@ -343,6 +343,14 @@ def _directories(intent: Intent) -> list[dict[str, str]]:
 def refusals(fact: HostFacts, plan: HostPlan) -> list[Refused]:
     """Reasons not to start, found before the first byte: a port that is taken, disks that are too small."""
     intent, found = fact.intent, []
+    if fact.observed.get("uid"):
+        found.append(
+            Refused(
+                f"the connection acts as user {fact.observed['uid']}, not as root, and cannot change this host",
+                where=fact.name,
+                hint="set ansible_become: true (sudo), or connect as root",
+            )
+        )
     unit = f"llama-server-{intent.service}.service"
     holder = fact.observed.get("ports", {}).get(str(intent.port))
     if holder and holder.get("unit") != unit:

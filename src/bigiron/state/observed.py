@@ -7,6 +7,7 @@ What is not there has no key; what cannot be read says ``error``; a secret's byt
 from __future__ import annotations
 
 import fnmatch
+import os
 from typing import Any, Dict, List
 
 from ..machine import probe
@@ -83,6 +84,7 @@ def main(request: Dict[str, Any], root: str = "/", begin: Start = probe.start) -
     roots = [request["prefix"], request["build_root"], request["model_root"]]
     models = {name: holdings.model(tree, f"{request['model_root']}/{name}", deep=deep) for name in _model_names(tree, request)}
     found = {
+        "uid": os.geteuid(),
         "packages": software.packages(tree, request.get("packages")),
         "users": {name: facts for name in [user] if (facts := accounts.user(name))},
         "groups": {name: gid for name in [user, *request.get("groups", ())] if (gid := accounts.gid(name)) is not None},
