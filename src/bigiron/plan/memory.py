@@ -141,7 +141,8 @@ class Role:
 
     ``partial``: routed experts of some of its layers are elsewhere. ``alone``: no other device runs layers. ``host``: main memory,
     which also feeds the inputs. ``pipelined``: several GPUs work on different batches at once, with four copies of every input
-    (llama.cpp does so when all of a model without overrides is on GPUs).
+    (llama.cpp does so when all of a model without overrides is on GPUs). ``reorders``: the backend moves independent operations
+    together (Vulkan's graph_optimize), so the experts' results live beside the logits or the copies, not in their place.
     """
 
     layers: bool
@@ -151,6 +152,7 @@ class Role:
     alone: bool = True
     host: bool = False
     pipelined: bool = False
+    reorders: bool = False
 
 
 PIPELINE_COPIES = 4
@@ -179,7 +181,11 @@ def compute_bytes(facts: ModelFacts, shape: Shape, context: int, slots: int, uba
         chosen if role.experts else 0,
     )
     peak, masks, moment = 0, 1, "one layer"
-    if role.host and not role.layers:
+    if role.reorders and role.layers and chosen and (role.experts or copy) and (role.alone or not role.output):
+        beside = max(logits if role.output else 0, copy)
+        moment = "chosen experts of one layer, beside logits or copies of experts"
+        peak, copy = chosen + 3 * width + beside, 0
+    elif role.host and not role.layers:
         inputs = (10 if role.pipelined else 4) * width
         masks = PIPELINE_COPIES if role.pipelined else 1
         peak, moment = inputs, "inputs"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bigiron.gguf.facts import ROUTED
 from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
 from bigiron.plan.memory import Role, Term
 from bigiron.plan.pieces import STREAMS, Host, Model, Placement, Wanted, buffers_of, host_row, kv_reason, memory_row
@@ -43,7 +44,8 @@ class _Dealer:
         self.model = model
         self.gpus = gpus
         self.wanted = wanted
-        self.copy = copy
+        self.reorders = any(gpu.device.startswith("Vulkan") for gpu in gpus)
+        self.copy = self.copies(()) if copy and self.reorders else copy
         self.rooms = [gpu.memory_bytes - gpu_reserve(gpu)[0] for gpu in gpus]
         self._sizes: dict[tuple[Role, int], int] = {}
 
@@ -58,6 +60,17 @@ class _Dealer:
             partial=own > 0 and (held is None or len(held) < own),
             alone=everything and len(units) == count,
             pipelined=everything and 0 < len(units) < count and not self.model.is_moe,
+            reorders=self.reorders,
+        )
+
+    def copies(self, placed: Sequence[int]) -> int:
+        """Bytes of the copies that live at once on a backend that reorders, one of each size; ``placed``: layers whose experts are on GPUs."""
+        return sum(
+            {
+                tensor.nbytes
+                for tensor in self.model.facts.tensors
+                if tensor.tensor_class == ROUTED and tensor.layer is not None and tensor.layer not in placed
+            }
         )
 
     def buffers(self, units: range, count: int, copy: int) -> int:
@@ -137,6 +150,8 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, 
     model, wanted, count = dealer.model, dealer.wanted, split.count
     rows = []
     gpu_kv = gpu_weights = 0
+    if copy and dealer.reorders:
+        copy = dealer.copies([layer for layers in split.experts for layer in layers])
     for gpu, units, layers in zip(hardware.gpus, split.units, split.experts, strict=True):
         kv = sum(model.kv[unit] for unit in units if unit < model.layers)
         dense = sum(model.unit(unit) for unit in units) - kv
@@ -166,7 +181,7 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, 
     role = Role(
         layers=on_cpu > 0,
         output=False,
-        experts=routed_left > 0,
+        experts=routed_left > 0 and not (dealer.reorders and op_offload),  # a prefill batch then works on copies on the GPU
         alone=used < 2,
         host=True,
         pipelined=on_cpu == 0 and used > 1 and not model.is_moe,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +116,21 @@ def test_no_copies_of_experts_where_there_is_no_room_for_them() -> None:
     assert large_gpu.op_offload
     assert large_gpu.ubatch == 2048
     assert not (small_gpu.op_offload and small_gpu.gpu_layers == 62)
+
+
+def test_vulkan_keeps_the_experts_results_beside_logits_and_copies() -> None:
+    # llama-fit-params, build 11434 on a Vulkan device: Kimi K2 Q2_K_S, 8192 tokens, all on the GPU 2624 MiB; on RPC, which does not reorder, 1536
+    def compute(device: str, vram: float) -> tuple[float, float]:
+        card = replace(gpu(vram), device=device)
+        rows = place(kimi("Q2_K_S"), machine(memory_gib=1200, gpus=(card,)), Wanted(8192)).memory
+        return rows[0].compute.nbytes / MIB, rows[-1].compute.nbytes / MIB
+
+    assert compute("Vulkan0", 1024)[0] == pytest.approx(2624, rel=0.15)
+    assert compute("RPC0", 1024)[0] == pytest.approx(1536, rel=0.15)
+    # part of the experts in main memory: copies of one expert tensor of each size for prefill, main memory holds the inputs only
+    on_gpu, in_memory = compute("Vulkan0", 40)
+    assert on_gpu == pytest.approx(6132, rel=0.15)
+    assert in_memory == pytest.approx(256, rel=0.15)
 
 
 def test_quality_order() -> None:
