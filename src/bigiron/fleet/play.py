@@ -18,7 +18,9 @@ from bigiron.fleet.inventory import clean_env
 from bigiron.paths import PROJECT, state_dir, write_atomic
 
 Event = Mapping[str, Any]
-INTERRUPT_PATIENCE_S = 15.0
+STOPPING = ((signal.SIGINT, 2.0), (signal.SIGINT, 3.0), (signal.SIGINT, 10.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
+"""Signals and how long each may take, in seconds. Ansible raises KeyboardInterrupt in its signal handler, where Python may swallow it, so it is
+told more than once."""
 KEEP_RUNS = 50
 
 
@@ -130,11 +132,11 @@ def _stop_on_interrupt(process: subprocess.Popen[str]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        for number, patience_s in STOPPING:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(INTERRUPT_PATIENCE_S)
+                process.wait(patience_s)
                 break
         raise
 
