@@ -67,16 +67,23 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="session")
-def lab_up():
-    """The lab with both test hosts; taken down afterwards when it was not up before."""
+def lab_session():
+    """Everything that brings lab hosts up depends on this: the lab is taken down at the very end, when it was not up at the start."""
     from bigiron.lab import lab
 
     was_up = bool(lab.status().hosts)
-    lines = []
-    lab.up(0, lines.append, names=[MAIN, SECOND])
     yield
     if not was_up:
-        lab.down(lines.append)
+        left = lab.down(lambda _line: None)
+        assert (left.hosts, left.bridge) == ([], None)
+
+
+@pytest.fixture(scope="session")
+def lab_up(lab_session):
+    """The lab with both hosts of the main job."""
+    from bigiron.lab import lab
+
+    lab.up(0, lambda _line: None, names=[MAIN, SECOND])
 
 
 @pytest.fixture(scope="session")

@@ -116,19 +116,16 @@ class Host:
 
 
 @pytest.fixture(scope="session")
-def role_host(tmp_path_factory):
+def role_host(lab_session, tmp_path_factory):
     """A lab host that holds nothing of bigiron's."""
     from bigiron.lab import lab
 
-    before = lab.status()
     gateway = lab.up(0, lambda _line: None, names=[HOST]).gateway
     host = Host(tmp_path_factory.mktemp("play"), gateway)
     torn = host.run(playbook="teardown", teardown_models=True)
     assert torn.code == 0, torn
     yield host
     host.run(playbook="teardown", teardown_models=True)
-    if not before.hosts and [host.name for host in lab.status().hosts] == [HOST]:  # nobody else has come to use the lab
-        lab.down(lambda _line: None)
 
 
 @pytest.fixture
