@@ -10,7 +10,8 @@ from bigiron.hub.quants import QuantFiles, RepoFile
 from bigiron.machine.model import Cpu, Gpu, Machine, Memory, OperatingSystem
 from bigiron.plan import host as planning
 from bigiron.plan import intent
-from bigiron.plan.host import CachedRelease, HostFacts, plan_hosts, refusals
+from bigiron.plan.host import CachedRelease, HostFacts, plan_hosts
+from bigiron.plan.refusals import refusals
 from bigiron.units import GIB
 
 MODEL = QuantFiles(

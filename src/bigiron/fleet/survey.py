@@ -24,6 +24,7 @@ from bigiron.plan import intent as intents
 from bigiron.plan.host import CachedRelease, HostFacts, HostPlan
 from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
 from bigiron.plan.model import AUTO
+from bigiron.plan.refusals import refusals as reasons_not_to_start
 from bigiron.state import diff as differences_of
 from bigiron.state.desired import Resource, desired, key_path
 from bigiron.state.diff import Difference
@@ -148,7 +149,7 @@ def _compare(one: Look, fact: HostFacts, plan: HostPlan) -> Survey:
         secret = one.target.secret("llama_server_api_key").strip("\r\n")
         keys[key_path(plan.variables)] = hmac.new(one.nonce.encode(), secret.encode(), "sha256").hexdigest()
     differences = differences_of.diff(resources, one.observed, keys)
-    refusals = planning.refusals(fact, plan)
+    refusals = reasons_not_to_start(fact, plan)
     return Survey(one.target, one.intent, one.machine, one.observed, plan, resources, differences, refusals)
 
 

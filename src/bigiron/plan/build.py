@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bigiron.errors import UsageError
@@ -63,16 +63,6 @@ class Identity:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "options": dict(sorted(self.options.items())), "cpu_baseline": list(self.cpu_baseline)}
-
-
-@dataclass(frozen=True)
-class BuildPlan:
-    """``compiler`` is empty while the builder has none and its package index names none; then there is no fingerprint yet."""
-
-    identity: Identity
-    fingerprint: str
-    jobs: int
-    reasons: list[tuple[str, str]] = field(default_factory=list)
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
