@@ -106,7 +106,8 @@ def traces(project: Project, key: str) -> dict[str, set[str]]:
                 text += " ".join(str((entry / link).readlink()) for link in ("cwd", "root", "exe"))
                 if ours.search(text):
                     processes.add(f"{entry.name}: {text[:200]}")
-    groups = {str(path) for path in Path("/sys/fs/cgroup").rglob("*") if path.is_dir() and ours.search(path.name)}
+    # os.walk and not rglob: other labs' groups come and go meanwhile, which rglob takes for an error
+    groups = {f"{folder}/{name}" for folder, names, _ in os.walk("/sys/fs/cgroup") for name in names if ours.search(name)}
     runtime = {str(path) for top in ("/run", "/run/systemd/nspawn", "/run/systemd/nspawn/propagate", "/run/bigiron-lab")
                if Path(top).is_dir() for path in Path(top).iterdir() if ours.search(path.name)}  # fmt: skip
     return {

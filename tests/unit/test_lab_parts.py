@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from bigiron import paths
 from bigiron.errors import BigironError, Refused, UsageError
-from bigiron.lab import base, lab, nspawn, seed, state, tools
+from bigiron.lab import base, cgroups, lab, nspawn, seed, state, tools
 
 GROUP_VARS = paths.PROJECT / "inventory/lab/group_vars/lab"
 
@@ -109,6 +110,24 @@ def test_a_host_is_booted_on_the_bridge_and_unregistered(monkeypatch: pytest.Mon
     assert any(word.endswith(f":{nspawn.CCACHE_IN_HOST}") for word in command)
     monkeypatch.setattr("bigiron.lab.cgroups.needed", lambda: False)
     assert "--keep-unit" not in nspawn.argv("lab01")
+
+
+def test_a_group_that_goes_while_we_look_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cgroups, "hierarchies", lambda: [tmp_path])
+    host = tmp_path / cgroups.PARENT / "lab01"
+    for name in ("going.scope", "staying.scope"):
+        (host / name).mkdir(parents=True)
+    (host / "staying.scope" / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    scandir = os.scandir
+
+    def late(folder: Any) -> Any:
+        if Path(folder).name == "going.scope":
+            Path(folder).rmdir()
+        return scandir(folder)
+
+    monkeypatch.setattr("os.scandir", late)
+    assert [one.pid for one in cgroups.survivors("lab01")] == [os.getpid()]
+    assert not (host / "going.scope").exists()
 
 
 def test_a_recipe_names_its_inputs() -> None:

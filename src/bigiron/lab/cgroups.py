@@ -48,9 +48,9 @@ def survivors(host: str) -> list[state.Process]:
     """Processes still in the host's groups, at any depth."""
     pids: set[int] = set()
     for hierarchy in hierarchies():
-        for procs in (hierarchy / PARENT / host).rglob("cgroup.procs"):
+        for folder, _, _ in os.walk(hierarchy / PARENT / host):  # not rglob, which raises when a group goes meanwhile
             with contextlib.suppress(OSError):
-                pids.update(int(word) for word in procs.read_text(encoding="ascii").split())
+                pids.update(int(word) for word in Path(folder, "cgroup.procs").read_text(encoding="ascii").split())
     return [one for one in map(state.process, pids) if one is not None]
 
 
