@@ -213,7 +213,7 @@ def check(words: Sequence[str], build: Capabilities, where: str) -> None:
 
 def advise(words: Sequence[str], facts: ModelFacts, hardware: Hardware, *, prefix: Sequence[str] = ()) -> list[str]:
     """Warnings about a person's own arguments: override rules that do nothing, NUMA settings that fight, memory left out of the budget."""
-    devices = ["CPU", *(gpu.device for gpu in hardware.gpus)]
+    devices = {"CPU": None, **{gpu.device: gpu.largest_tensor for gpu in hardware.gpus}}
     values = [words[index + 1] for index, word in enumerate(words[:-1]) if word in {"-ot", "--override-tensor"}]
     found = [summary(report) for report in lint(values, facts.tensors, devices) if report.error]
     numa = [words[index + 1] for index, word in enumerate(words[:-1]) if word == "--numa"]

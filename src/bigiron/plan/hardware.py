@@ -19,13 +19,20 @@ DEFAULT_CLOCK_GHZ = 3.0
 """All-core clock assumed for a CPU the table does not know; only the speed estimate uses it."""
 NVME_RANDOM_SHARE = 0.75
 """Part of a drive's sequential read speed that page faults of mmap reach (readahead 128 KiB, several threads)."""
-_BACKENDS = {"nvidia": "CUDA", "amd": "ROCm", "intel": "Vulkan"}
+BACKENDS = {"nvidia": "CUDA", "amd": "ROCm", "intel": "Vulkan"}
+"""llama.cpp's backend for a GPU vendor."""
 _PCI_VENDORS = {"10de": "nvidia", "1002": "amd", "8086": "intel"}
+_LARGEST_TENSOR = {"Vulkan": 2**32 - 1}
+"""By backend. Vulkan's ``maxStorageBufferRange`` is a 32-bit number (VkPhysicalDeviceLimits): llama.cpp leaves larger tensors to the CPU
+(supports_op in ggml-vulkan.cpp), and aborts when an override puts them on the device."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A GPU with memory of its own. ``device`` is llama.cpp's name for it (CUDA0); speeds in bytes/s and FLOP/s."""
+    """A GPU with memory of its own. ``device`` is llama.cpp's name for it (CUDA0); speeds in bytes/s and FLOP/s.
+
+    ``largest_tensor`` is the most bytes one tensor may have for the GPU to work on it, None where nothing limits it.
+    """
 
     device: str
     model: str
@@ -34,6 +41,7 @@ class Accelerator:
     pcie: float
     flops: float
     source: str
+    largest_tensor: int | None = None
 
 
 @dataclass(frozen=True)
@@ -159,15 +167,21 @@ def _accelerators(gpus: tuple[PciGpu, ...], given: tuple[int, ...]) -> tuple[Acc
                 where=gpu.pci,
                 hint="install its driver, or give its VRAM",
             )
-        backend = _BACKENDS[vendor]
+        backend = BACKENDS[vendor]
         number = counts.get(backend, 0)
         counts[backend] = number + 1
         if model:
             speeds = (float(model.bandwidth), float(model.pcie), float(model.flops_fp16), model.source)
         else:
             speeds = (300.0 * GB, float(tables.PCIE_GEN3_X16), 20e12, "not in the table: lowest speeds of its kind assumed")
-        found.append(Accelerator(f"{backend}{number}", model.name if model else gpu.name or gpu.device_id, memory, *speeds))
+        name = model.name if model else gpu.name or gpu.device_id
+        found.append(Accelerator(f"{backend}{number}", name, memory, *speeds, largest_tensor(backend)))
     return tuple(found)
+
+
+def largest_tensor(backend: str) -> int | None:
+    """The most bytes of one tensor a GPU works on with ``backend`` (CUDA, ROCm, Vulkan); None: nothing limits it."""
+    return _LARGEST_TENSOR.get(backend)
 
 
 def host_reserve(hardware: Hardware, *, streams: bool = False) -> tuple[int, str]:

@@ -14,11 +14,10 @@ import yaml
 
 from bigiron.errors import UsageError
 from bigiron.machine import tables
-from bigiron.plan.hardware import Accelerator, Hardware
+from bigiron.plan.hardware import BACKENDS, Accelerator, Hardware, largest_tensor
 from bigiron.units import GB, GIB
 
 SCHEMA = Path(__file__).parent / "schemas" / "machine.schema.json"
-_DEVICE = {"nvidia": "CUDA", "amd": "ROCm", "intel": "Vulkan"}
 
 
 @cache
@@ -200,7 +199,7 @@ def _gpus(entries: list[dict[str, Any]], lines: dict[tuple[str | int, ...], int]
             counts[vendor] = number + 1
             found.append(
                 Accelerator(
-                    device=f"{_DEVICE[vendor]}{number}",
+                    device=f"{BACKENDS[vendor]}{number}",
                     model=model.name if model else entry["model"],
                     memory_bytes=int(entry["vram_gib"] * GIB) if "vram_gib" in entry else model.memory_bytes if model else 0,
                     bandwidth=float(entry["bandwidth_gb_s"]) * GB
@@ -211,6 +210,7 @@ def _gpus(entries: list[dict[str, Any]], lines: dict[tuple[str | int, ...], int]
                     else float(model.pcie if model else tables.PCIE_GEN3_X16),
                     flops=float(model.flops_fp16) if model else float(entry.get("tflops_fp16", 20)) * 1e12,
                     source=source,
+                    largest_tensor=largest_tensor(BACKENDS[vendor]),
                 )
             )
     return tuple(found)

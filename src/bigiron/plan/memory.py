@@ -135,6 +135,17 @@ def kv_by_layer(facts: ModelFacts, context: int, type_k: str, type_v: str, slots
     }
 
 
+def largest_result(facts: ModelFacts, shape: Shape, context: int, type_k: str, type_v: str, slots: int, ubatch: int) -> int:
+    """Bytes of the largest tensor at work that is no weight: logits, activations, mask, one layer's K or V of all slots."""
+    tokens = min(ubatch, context)
+    each, cells = padded_context(context, slots)
+    chosen = shape.experts_used * max(shape.width, shape.expert_hidden)
+    rows = max(
+        (max(cache_type(type_k).row_bytes(one.k), cache_type(type_v).row_bytes(one.v)) for one in facts.cache.layers), default=0
+    )
+    return max(max(shape.vocabulary, shape.query, shape.hidden, chosen) * tokens * F32, each * tokens * F16, rows * cells)
+
+
 @dataclass(frozen=True)
 class Role:
     """What one device does in the graph: runs whole ``layers``, the ``output`` matrix, routed ``experts``.

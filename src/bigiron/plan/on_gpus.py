@@ -6,13 +6,25 @@ llama.cpp (build 11434): ``--n-gpu-layers N`` puts the last N of (layers + outpu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bigiron.gguf.facts import ROUTED
 from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
 from bigiron.plan.memory import Role, Term
-from bigiron.plan.pieces import STREAMS, Host, Model, Placement, Wanted, buffers_of, host_row, kv_reason, memory_row
+from bigiron.plan.pieces import (
+    STREAMS,
+    Host,
+    Model,
+    Placement,
+    Wanted,
+    buffers_of,
+    host_row,
+    kv_reason,
+    largest_needed,
+    memory_row,
+)
 from bigiron.units import gib
 
 _TRIES = 6
@@ -21,7 +33,7 @@ _TRIES = 6
 
 def on_gpus(model: Model, hardware: Hardware, wanted: Wanted, *, op_offload: bool) -> Placement | None:
     """The most layers on the GPUs, then the most routed experts; None when not even the last unit has room."""
-    dealer = _Dealer(model, hardware.gpus, wanted, model.largest_expert if op_offload else 0)
+    dealer = _Dealer(model, hardware.gpus, wanted, op_offload=op_offload)
     for count in range(model.layers + 1, 0, -1):
         if dealt := dealer.deal(count):
             return _assemble(dealer, hardware, *dealt, op_offload=op_offload)
@@ -38,15 +50,24 @@ class _Split:
 
 
 class _Dealer:
-    """Deals units out. ``copy`` bytes of an expert tensor go to the first GPU that is used, for prefill."""
+    """Deals units out. ``copy`` bytes of expert tensors go to the first GPU that is used, for prefill.
 
-    def __init__(self, model: Model, gpus: tuple[Accelerator, ...], wanted: Wanted, copy: int) -> None:
+    A GPU whose backend bounds the size of a tensor gets no experts beyond that, and nothing at all when it could not work on the rest.
+    """
+
+    def __init__(self, model: Model, gpus: tuple[Accelerator, ...], wanted: Wanted, *, op_offload: bool) -> None:
         self.model = model
         self.gpus = gpus
         self.wanted = wanted
+        self.op_offload = op_offload
         self.reorders = any(gpu.device.startswith("Vulkan") for gpu in gpus)
-        self.copy = self.copies(()) if copy and self.reorders else copy
-        self.rooms = [gpu.memory_bytes - gpu_reserve(gpu)[0] for gpu in gpus]
+        self.limits = [gpu.largest_tensor or sys.maxsize for gpu in gpus]
+        self.copy = self.copies(())
+        least = largest_needed(model, wanted)
+        self.rooms = [
+            gpu.memory_bytes - gpu_reserve(gpu)[0] if limit >= least else 0
+            for gpu, limit in zip(gpus, self.limits, strict=True)
+        ]
         self._sizes: dict[tuple[Role, int], int] = {}
 
     def role(self, units: range, count: int, held: Sequence[int] | None = None) -> Role:
@@ -64,14 +85,38 @@ class _Dealer:
         )
 
     def copies(self, placed: Sequence[int]) -> int:
-        """Bytes of the copies that live at once on a backend that reorders, one of each size; ``placed``: layers whose experts are on GPUs."""
-        return sum(
-            {
-                tensor.nbytes
-                for tensor in self.model.facts.tensors
-                if tensor.tensor_class == ROUTED and tensor.layer is not None and tensor.layer not in placed
-            }
-        )
+        """Bytes of expert tensors that live on a GPU at once during prefill; ``placed``: layers whose experts are on GPUs.
+
+        One, the largest; on a backend that reorders, one of each size.
+        """
+        sizes = {
+            tensor.nbytes
+            for tensor in self.model.facts.tensors
+            if tensor.tensor_class == ROUTED and tensor.layer not in placed and tensor.nbytes <= max(self.limits)
+        }
+        if not self.op_offload or not sizes:
+            return 0
+        return sum(sizes) if self.reorders else max(sizes)
+
+    def host_works(self, placed: Sequence[int]) -> bool:
+        """True when main memory holds the results of experts too: no GPU that reorders takes all their copies."""
+        left = [layer for layer, size in enumerate(self.model.experts) if size and layer not in placed]
+        too_large = any(self.model.largest_experts[layer] > max(self.limits) for layer in left)
+        return bool(left) and (too_large or not (self.reorders and self.op_offload))
+
+    def bounded(self, dealt: tuple[range, ...], placed: Sequence[int]) -> Iterator[str]:
+        """What the backend's largest tensor kept off the GPUs, for the notes."""
+        for gpu, units, limit in zip(self.gpus, dealt, self.limits, strict=True):
+            layers = [
+                unit
+                for unit in units
+                if unit < self.model.layers and unit not in placed and self.model.largest_experts[unit] > limit
+            ]
+            if layers:
+                yield (
+                    f"routed experts of {len(layers)} layers stay in main memory: a tensor of "
+                    f"{gib(max(self.model.largest_experts[layer] for layer in layers))} is more than {gpu.device} takes ({gib(limit)})"
+                )
 
     def buffers(self, units: range, count: int, copy: int) -> int:
         """Bytes of the compute buffer before the experts are dealt."""
@@ -134,12 +179,14 @@ class _Dealer:
         """Routed experts beside their own layer, as many layers per GPU as its free bytes take."""
         chosen: list[tuple[int, ...]] = []
         copy = self.copy
-        for room, units in zip(self.rooms, dealt, strict=True):
+        for room, units, limit in zip(self.rooms, dealt, self.limits, strict=True):
             left = room - self.buffers(units, count, copy if units else 0) - sum(self.model.unit(unit) for unit in units)
             copy = 0 if units else copy
             layers = []
             for layer in units:
-                if layer < self.model.layers and 0 < self.model.experts[layer] <= left:
+                if layer >= self.model.layers or self.model.largest_experts[layer] > limit:
+                    continue
+                if 0 < self.model.experts[layer] <= left:
                     left -= self.model.experts[layer]
                     layers.append(layer)
             chosen.append(tuple(layers))
@@ -150,8 +197,8 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, 
     model, wanted, count = dealer.model, dealer.wanted, split.count
     rows = []
     gpu_kv = gpu_weights = 0
-    if copy and dealer.reorders:
-        copy = dealer.copies([layer for layers in split.experts for layer in layers])
+    placed = [layer for layers in split.experts for layer in layers]
+    copy = dealer.copies(placed) if copy else 0
     for gpu, units, layers in zip(hardware.gpus, split.units, split.experts, strict=True):
         kv = sum(model.kv[unit] for unit in units if unit < model.layers)
         dense = sum(model.unit(unit) for unit in units) - kv
@@ -175,13 +222,13 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, 
                 Term("", size, why),
             )
         )
-    routed_left = sum(model.experts) - sum(model.experts[layer] for layers in split.experts for layer in layers)
+    routed_left = sum(model.experts) - sum(model.experts[layer] for layer in placed)
     on_cpu = model.layers + 1 - count
     used = sum(1 for units in split.units if units)
     role = Role(
         layers=on_cpu > 0,
         output=False,
-        experts=routed_left > 0 and not (dealer.reorders and op_offload),  # a prefill batch then works on copies on the GPU
+        experts=dealer.host_works(placed),
         alone=used < 2,
         host=True,
         pipelined=on_cpu == 0 and used > 1 and not model.is_moe,
@@ -209,5 +256,5 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, 
         op_offload=op_offload,
         resident=resident,
         short_bytes=short,
-        notes=notes,
+        notes=(*notes, *dealer.bounded(split.units, placed)),
     )

@@ -7,7 +7,7 @@ pattern that matches anywhere in a tensor's name wins; a rule that matches nothi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigiron.gguf.facts import TensorFact
@@ -29,8 +29,11 @@ class RuleReport:
     hint: str = ""
 
 
-def lint(values: Sequence[str], tensors: Sequence[TensorFact], devices: Sequence[str]) -> list[RuleReport]:
-    """A report for every rule in the ``-ot`` ``values``, in the order llama.cpp tries them. ``devices`` are the buffers there are."""
+def lint(values: Sequence[str], tensors: Sequence[TensorFact], devices: Mapping[str, int | None]) -> list[RuleReport]:
+    """A report for every rule in the ``-ot`` ``values``, in the order llama.cpp tries them.
+
+    ``devices``: the buffers there are, each with the most bytes a tensor in it may have (None: any).
+    """
     reports: list[RuleReport] = []
     taken: set[str] = set()
     for value in values:
@@ -43,7 +46,7 @@ def lint(values: Sequence[str], tensors: Sequence[TensorFact], devices: Sequence
     return reports
 
 
-def _rule(rule: str, tensors: Sequence[TensorFact], devices: Sequence[str], taken: set[str]) -> RuleReport:
+def _rule(rule: str, tensors: Sequence[TensorFact], devices: Mapping[str, int | None], taken: set[str]) -> RuleReport:
     pattern, sign, device = rule.partition("=")
     if not sign:
         return RuleReport(rule, "", 0, 0, 0, "not PATTERN=BUFFER (a comma ends a rule)", "repeat -ot, one rule each")
@@ -63,6 +66,9 @@ def _rule(rule: str, tensors: Sequence[TensorFact], devices: Sequence[str], take
         error, hint = "matches no tensor of this model", f"its tensors are named like {tensors[-1].name}" if tensors else ""
     elif not new:
         error, hint = "never applies: earlier rules take all it matches", "put it before them, or drop it"
+    elif (limit := devices[device]) and (large := [tensor for tensor in new if tensor.nbytes > limit]):
+        error = f"{large[0].name} has {gib(large[0].nbytes)}, more than {device} works on ({gib(limit)}): llama.cpp aborts"
+        hint = "leave such tensors in main memory"
     return RuleReport(rule, device, len(new), len(found) - len(new), sum(tensor.nbytes for tensor in new), error, hint)
 
 

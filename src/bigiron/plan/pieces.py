@@ -6,7 +6,17 @@ from dataclasses import dataclass, replace
 
 from bigiron.gguf.facts import EMBEDDINGS, OUTPUT, ROUTED, ModelFacts
 from bigiron.plan.hardware import Hardware, host_reserve
-from bigiron.plan.memory import DeviceMemory, Role, Shape, Term, compute_bytes, kv_by_layer, runtime_bytes, shape_of
+from bigiron.plan.memory import (
+    DeviceMemory,
+    Role,
+    Shape,
+    Term,
+    compute_bytes,
+    kv_by_layer,
+    largest_result,
+    runtime_bytes,
+    shape_of,
+)
 from bigiron.units import MIB, gib
 
 FITS, STREAMS, NO = "fits", "streams from disk", "does not fit"
@@ -54,7 +64,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Model:
-    """The model cut into what can be placed by itself; bytes by layer index, ``units`` = layers, then the output matrix."""
+    """The model cut into what can be placed by itself; bytes by layer index, ``units`` = layers, then the output matrix.
+
+    ``largest_experts``: the largest tensor of routed experts of each layer; ``largest_other``: the largest tensor that units bring along.
+    """
 
     facts: ModelFacts
     shape: Shape
@@ -66,7 +79,13 @@ class Model:
     output_copy: int
     table: int
     elsewhere: int
-    largest_expert: int
+    largest_experts: tuple[int, ...]
+    largest_other: int
+
+    @property
+    def largest_expert(self) -> int:
+        """Bytes of the largest tensor of routed experts; 0 without any."""
+        return max(self.largest_experts)
 
     @property
     def weights(self) -> int:
@@ -87,15 +106,19 @@ class Model:
 
 def cut(facts: ModelFacts, wanted: Wanted) -> Model:
     count = max(facts.layers, 1)
-    shared, experts = [0] * count, [0] * count
-    output = table = tied = elsewhere = largest = 0
+    shared, experts, largest = [0] * count, [0] * count, [0] * count
+    output = table = tied = elsewhere = other = 0
     for tensor in facts.tensors:
         if tensor.layer is not None and tensor.layer < count:
-            (experts if tensor.tensor_class == ROUTED else shared)[tensor.layer] += tensor.nbytes
             if tensor.tensor_class == ROUTED:
-                largest = max(largest, tensor.nbytes)
+                experts[tensor.layer] += tensor.nbytes
+                largest[tensor.layer] = max(largest[tensor.layer], tensor.nbytes)
+            else:
+                shared[tensor.layer] += tensor.nbytes
+                other = max(other, tensor.nbytes)
         elif tensor.tensor_class == OUTPUT:
             output += tensor.nbytes
+            other = max(other, tensor.nbytes)
         elif tensor.tensor_class == EMBEDDINGS:
             table += tensor.nbytes
             if tensor.name == "token_embd.weight":
@@ -114,7 +137,16 @@ def cut(facts: ModelFacts, wanted: Wanted) -> Model:
         output_copy=tied if facts.tied_output else 0,
         table=table,
         elsewhere=elsewhere,
-        largest_expert=largest,
+        largest_experts=tuple(largest),
+        largest_other=max(other, tied if facts.tied_output else 0),
+    )
+
+
+def largest_needed(model: Model, wanted: Wanted) -> int:
+    """Bytes of the largest tensor a GPU with a layer must be able to work on: weights but routed experts, cache, results."""
+    return max(
+        model.largest_other,
+        largest_result(model.facts, model.shape, wanted.context, wanted.type_k, wanted.type_v, wanted.slots, wanted.ubatch),
     )
 
 

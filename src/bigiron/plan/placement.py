@@ -5,13 +5,29 @@ Pure functions. The best placement keeps everything in memory, then has the most
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from bigiron.gguf.facts import ModelFacts
 from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
 from bigiron.plan.memory import DeviceMemory, Role, Term
 from bigiron.plan.on_gpus import on_gpus
-from bigiron.plan.pieces import FITS, HYBRID_UBATCH, NO, STREAMS, Host, Placement, Wanted, buffers_of, cut, host_row, memory_row
+from bigiron.plan.pieces import (
+    FITS,
+    HYBRID_UBATCH,
+    NO,
+    STREAMS,
+    Host,
+    Model,
+    Placement,
+    Wanted,
+    buffers_of,
+    cut,
+    host_row,
+    largest_needed,
+    memory_row,
+)
+from bigiron.units import gib
 
 __all__ = ["FITS", "NO", "STREAMS", "Placement", "Wanted", "place"]
 
@@ -36,9 +52,19 @@ def place(facts: ModelFacts, hardware: Hardware, wanted: Wanted) -> Placement:
         return replace(
             on_host,
             memory=(*idle, *on_host.memory),
-            notes=(*on_host.notes, "no GPU has room for a layer with its cache and buffers: they stay unused"),
+            notes=(*on_host.notes, _why_unused(cut(facts, wanted), hardware, wanted)),
         )
     return best
+
+
+def _why_unused(model: Model, hardware: Hardware, wanted: Wanted) -> str:
+    least = largest_needed(model, wanted)
+    if all(least > (gpu.largest_tensor or sys.maxsize) for gpu in hardware.gpus):
+        limit = max(gpu.largest_tensor or 0 for gpu in hardware.gpus)
+        return (
+            f"the GPUs stay unused: a tensor of {gib(least)} is more than they take ({gib(limit)}); a shorter context may help"
+        )
+    return "no GPU has room for a layer with its cache and buffers: they stay unused"
 
 
 def _rank(placement: Placement) -> tuple[int, int, bool, int]:

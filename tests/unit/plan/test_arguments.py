@@ -155,7 +155,7 @@ def test_several_gpus_get_whole_numbers_of_layers() -> None:
     split = [int(part) for part in found[found.index("--tensor-split") + 1].split(",")]
     assert sum(split) == int(found[found.index("--n-gpu-layers") + 1]) == 62
     value = found[found.index("--override-tensor") + 1]
-    reports = lint([value], kimi().tensors, ["CPU", "CUDA0", "CUDA1", "CUDA2"])
+    reports = lint([value], kimi().tensors, dict.fromkeys(["CPU", "CUDA0", "CUDA1", "CUDA2"]))
     assert [report.error for report in reports] == [""] * len(reports)
     assert sum(report.matches for report in reports) == 180
 
@@ -175,7 +175,7 @@ def test_every_argument_has_a_reason() -> None:
         assert argument.reason, argument
 
 
-DEVICES = ["CPU", "CUDA0", "CUDA1"]
+DEVICES = {"CPU": None, "CUDA0": None, "CUDA1": None, "Vulkan0": 2**32 - 1}
 
 
 def test_rules_count_match_and_shadow() -> None:
@@ -184,12 +184,21 @@ def test_rules_count_match_and_shadow() -> None:
     assert "6 more are taken" in summary(reports[1])
 
 
+def test_a_rule_that_puts_too_large_a_tensor_on_vulkan() -> None:
+    # 384 experts of 2048 x 7168 in Q6_K are 4.3 GiB, which ggml_backend_sched refuses with an abort; in Q4_K they are 2.95 GiB
+    value = r"blk\.(1|30)\.ffn_(up|gate)_exps=Vulkan0,blk\.1\.ffn_down_exps=Vulkan0"
+    fine, bad = lint([value], kimi("Q4_K_M").tensors, DEVICES)
+    assert fine.error == ""
+    assert "blk.1.ffn_down_exps.weight has 4.3 GiB" in bad.error
+    assert "main memory" in bad.hint
+
+
 @pytest.mark.parametrize(
     ("values", "error", "hint"),
     [
         (["exps=CPU", r"blk\.3\..*exps=CUDA0"], "never applies", "put it before"),
         (["blk.99.=CUDA0"], "matches no tensor", "named like"),
-        (["exps=CUDA3"], "no buffer 'CUDA3'", "CPU, CUDA0, CUDA1"),
+        (["exps=CUDA3"], "no buffer 'CUDA3'", "CPU, CUDA0, CUDA1, Vulkan0"),
         (["exps"], "not PATTERN=BUFFER", "repeat -ot"),
         (["(=CPU"], "not a regular expression", ""),
         (["a=b=CPU"], "first = ends", ""),

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigiron.gguf.facts import ROUTED
+from bigiron.plan.hardware import Accelerator
 from bigiron.plan.memory import kv_by_layer, padded_context
 from bigiron.plan.model import Wish, choose
 from bigiron.plan.placement import FITS, NO, STREAMS, Placement, Wanted, place
@@ -16,6 +18,8 @@ from bigiron.units import GIB, MIB
 from fixtures.gguf_models import DENSE_GQA
 from fixtures.model_shapes import facts, kimi, shape, small
 from fixtures.planning import gpu, machine
+
+kinds = st.sampled_from(["mla", "dense", "moe"])
 
 
 def placed_bytes(placement: Placement) -> int:
@@ -133,12 +137,53 @@ def test_vulkan_keeps_the_experts_results_beside_logits_and_copies() -> None:
     assert in_memory == pytest.approx(256, rel=0.15)
 
 
+def on_vulkan(vram: float, limit: int, number: int = 0) -> Accelerator:
+    return replace(gpu(vram, number), device=f"Vulkan{number}", largest_tensor=limit)
+
+
+def test_expert_tensors_that_vulkan_cannot_bind_stay_in_main_memory() -> None:
+    # Q4_K_M: ffn_down in Q6_K (4.3 GiB) in some layers, else Q4_K (2.95 GiB)
+    model = kimi("Q4_K_M")
+    found = place(model, machine(memory_gib=1200, gpus=(on_vulkan(1024, 2**32 - 1),)), Wanted(8192))
+    large = {tensor.layer for tensor in model.tensors if tensor.nbytes >= 2**32}
+    assert 0 < len(large) < 60
+    assert set(found.gpu_experts[0]) == set(range(1, 61)) - large
+    assert found.verdict == FITS
+    assert found.gpu_layers == 62
+    assert any(f"{len(large)} layers stay in main memory" in note for note in found.notes)
+
+
+def test_a_gpu_that_cannot_bind_the_output_stays_unused() -> None:
+    found = place(small("dense"), machine(gpus=(on_vulkan(24, 128 * MIB),)), Wanted(4096))
+    assert found.kind == "CPU only"
+    assert "more than they take (128 MiB)" in found.notes[-1]
+    mixed = place(small("dense"), machine(gpus=(on_vulkan(24, 128 * MIB), gpu(24, 1))), Wanted(4096))
+    assert mixed.split == (0, 7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=kinds,
+    limit=st.integers(64 * MIB, 1024 * MIB),
+    sizes=st.lists(st.floats(0.25, 48), min_size=1, max_size=3),
+    context=st.integers(1, 200_000),
+)
+def test_nothing_larger_than_a_gpu_takes_is_put_on_it(kind: str, limit: int, sizes: list[float], context: int) -> None:
+    model = small(kind)
+    gpus = tuple(on_vulkan(size, limit, number) for number, size in enumerate(sizes))
+    found = place(model, machine(memory_gib=64, gpus=gpus), Wanted(context))
+    placed = {layer for layers in found.gpu_experts for layer in layers}
+    whole = range(model.layers + 1 - found.gpu_layers, model.layers + 1)
+    for tensor in model.tensors:
+        there = tensor.layer in placed if tensor.tensor_class == ROUTED else tensor.layer in whole
+        assert not there or tensor.nbytes <= limit, tensor.name
+
+
 def test_quality_order() -> None:
     order = by_quality({"BF16": 16.0, "Q2": 2.6, "Q8_0": 8.5, "Q4": 4.5, "lying Q9": 1.6})
     assert order == ["Q8_0", "Q4", "Q2", "lying Q9", "BF16"]
 
 
-kinds = st.sampled_from(["mla", "dense", "moe"])
 memories = st.floats(0.5, 64, allow_nan=False)
 gpu_sizes = st.lists(st.floats(0.25, 48, allow_nan=False), max_size=3)
 contexts = st.integers(1, 200_000)
