@@ -5,8 +5,10 @@
 
 Models are sparse files of true size (tests/fixtures/model_shapes.py), so nothing is downloaded. With an RPC server (a llama.cpp built with
 GGML_RPC) or with ``--device`` (the build's own names, see ``--list-devices``) the same is done with one and two devices that are not the
-CPU. Vulkan needs no GPU: Mesa's lavapipe will do, if ``GGML_VK_VISIBLE_DEVICES=0`` names it, and ``0,0`` makes two devices of it.
+CPU. Vulkan needs no GPU: Mesa's lavapipe will do, if ``GGML_VK_VISIBLE_DEVICES=0`` names it, and ``0,0`` makes two devices of it. It binds
+tensors up to 128 MiB only: with ``--largest-tensor 128`` smaller models are taken, of which most tensors fit.
 A build in a chroot is called with ``--wrap "chroot ROOT"`` and ``--folder`` inside it, where the chroot finds the folder at the same path.
+``--random N`` takes N models, machines and contexts at random instead, which nobody fitted a formula to; ``--seed`` repeats a draw.
 
 Weights and cache must agree within 1 % or 16 MiB, compute buffers within 15 % or 64 MiB. Exit 1 when one does not. ``--no-repack`` is
 passed: llama-fit-params does not print repacked buffers.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shlex
 import subprocess
 import sys
@@ -31,11 +34,11 @@ from rich.table import Table
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests"), str(Path(__file__).resolve().parents[1] / "src")]
 
-from bigiron.gguf.facts import ROUTED, ModelFacts, model_facts  # noqa: E402 -- the path comes first
+from bigiron.gguf.facts import ModelFacts, model_facts  # noqa: E402 -- the path comes first
 from bigiron.gguf.sets import inspect_set  # noqa: E402 -- the path comes first
 from bigiron.plan.hardware import Accelerator, Hardware  # noqa: E402 -- the path comes first
 from bigiron.plan.memory import DeviceMemory  # noqa: E402 -- the path comes first
-from bigiron.plan.model import ModelPlan, Wish, choose  # noqa: E402 -- the path comes first
+from bigiron.plan.model import Wish, choose  # noqa: E402 -- the path comes first
 from bigiron.units import GB, GIB, MIB  # noqa: E402 -- the path comes first
 from fixtures.gguf_models import DENSE_GQA, KIMI_K2, SMALL_MOE  # noqa: E402 -- the path comes first
 from fixtures.model_shapes import shape  # noqa: E402 -- the path comes first
@@ -52,6 +55,22 @@ RUNS = {
     "1 device": [Wish(context=8192), Wish(context=32768, type_k="q8_0", type_v="q8_0"), Wish(context=131072)],
     "2 devices": [Wish(context=8192), Wish(context=32768)],
 }
+SMALL = {
+    "small dense": (DENSE_GQA, {"layers": 16, "embedding": 2048, "heads": 16, "kv_heads": 4, "feed_forward": 8192}),
+    "small MoE, 64 experts": (SMALL_MOE, {"layers": 24, "experts": 64}),
+    "small MoE, 128 experts": (SMALL_MOE, {"layers": 24}),
+    "small MLA": (KIMI_K2, {"layers": 12, "experts": 16, "embedding": 4096, "feed_forward": 8192}),
+}
+"""Kinds of models whose tensors and results stay below 128 MiB; of the one with 128 experts, some expert tensors in Q6_K do not."""
+RANDOM = {
+    "dense": (DENSE_GQA, {"layers": (8, 24, 40), "embedding": (2048, 3072, 5120), "heads": (16, 32, 40), "kv_heads": (2, 4, 8),
+                          "feed_forward": (6144, 12288, 27648), "vocabulary": (32000, 128256, 152064)}),
+    "MoE": (SMALL_MOE, {"layers": (8, 27, 60), "embedding": (2048, 4096, 5120), "heads": (32, 64), "kv_heads": (4, 8),
+                        "experts": (16, 64, 128, 256), "experts_used": (2, 4, 8), "expert_feed_forward": (512, 768, 1536, 4096),
+                        "vocabulary": (32000, 100352, 151936, 201088)}),
+    "MLA": (KIMI_K2, {"layers": (8, 28, 61), "embedding": (4096, 5120, 7168), "heads": (32, 64, 128), "experts": (64, 160, 256, 384),
+                      "experts_used": (6, 8), "expert_feed_forward": (1408, 1536, 2048), "vocabulary": (102400, 129280, 163840)}),
+}  # fmt: skip
 ROOM = {"all": 1024.0, "part": 0.45, "little": 0.1}
 """Memory of all GPUs together: more than any model (GiB), and shares of the model's bytes, beside 4 GiB for each GPU's buffers."""
 
@@ -95,31 +114,46 @@ def main() -> int:
     parser.add_argument("--wrap", type=shlex.split, default=[], metavar="COMMAND", help="what runs the binary, such as chroot")
     parser.add_argument("--folder", type=Path, help="where the sparse models are written for the time of the run")
     parser.add_argument("--model", type=Path, action="append", default=[])
+    parser.add_argument(
+        "--largest-tensor", type=int, metavar="MIB", help="what the driver binds at most (maxStorageBufferRange)"
+    )
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="N combinations at random")
+    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.device and options.rpc_server:
         parser.error("--device and --rpc-server cannot be compared in one run")
     table = Table("model", "devices", "plan", "device", "weights MiB", "cache MiB", "compute MiB", "agrees")
     compared = wrong = 0
     environment = dict(word.split("=", 1) for word in options.env)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder, _rpc(options.rpc_server) as endpoints:
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, _rpc(options.wrap, options.rpc_server) as endpoints:
         names = tuple(options.device) or tuple(f"RPC{index}" for index in range(len(endpoints)))
         build = Build((*options.wrap, str(options.binary)), environment, names, tuple(endpoints))
-        for name, facts, path in _models(Path(folder), options.model):
-            for devices, count in (("CPU", 0), ("1 device", 1), ("2 devices", 2)):
-                if count > len(names):
-                    continue
-                for wish in RUNS[devices]:
-                    for hardware in _machines(facts, names[:count]):
-                        compared += 1
-                        wrong += not _compare(table, build, (name, facts, path), devices, hardware, wish)
+        bound = options.largest_tensor * MIB if options.largest_tensor else None
+        if options.random:
+            runs = _drawn(Path(folder), random.Random(options.seed), options.random, names, bound)
+        else:
+            runs = _all(_models(Path(folder), options.model, small=bool(bound)), names, bound)
+        for model, hardware, wish in runs:
+            compared += 1
+            wrong += not _compare(table, build, model, hardware, wish)
     Console(width=150).print(table)
     print(f"{compared} combinations, {compared - wrong} agree")
     return 1 if wrong or not compared else 0
 
 
-def _models(folder: Path, extra: list[Path]) -> Iterator[tuple[str, ModelFacts, Path]]:
-    shapes = {f"Kimi K2 {quant}": shape(KIMI_K2, quant) for quant in ("Q2_K_S", "Q4_K_M")}
-    shapes |= {"dense GQA 8B Q4_K_M": shape(DENSE_GQA, "Q4_K_M"), "MoE 30B-A3B Q4_K_M": shape(SMALL_MOE, "Q4_K_M")}
+Run = tuple[tuple[str, ModelFacts, Path], Hardware, Wish]
+
+
+def _models(folder: Path, extra: list[Path], *, small: bool) -> Iterator[tuple[str, ModelFacts, Path]]:
+    if small:
+        shapes = {
+            f"{name} {quant}": shape(replace(spec, vocabulary=32000, **changes), quant)
+            for name, (spec, changes) in SMALL.items()
+            for quant in ("Q2_K_S", "Q4_K_M")
+        }
+    else:
+        shapes = {f"Kimi K2 {quant}": shape(KIMI_K2, quant) for quant in ("Q2_K_S", "Q4_K_M")}
+        shapes |= {"dense GQA 8B Q4_K_M": shape(DENSE_GQA, "Q4_K_M"), "MoE 30B-A3B Q4_K_M": shape(SMALL_MOE, "Q4_K_M")}
     for name, file in shapes.items():
         path = file.write(folder / f"{name.replace(' ', '-')}.gguf")
         yield name, model_facts(inspect_set(path).headers), path
@@ -127,7 +161,37 @@ def _models(folder: Path, extra: list[Path]) -> Iterator[tuple[str, ModelFacts, 
         yield path.stem, model_facts(inspect_set(path).headers), path
 
 
-def _machines(facts: ModelFacts, gpus: tuple[str, ...]) -> Iterator[Hardware]:
+def _all(models: Iterator[tuple[str, ModelFacts, Path]], names: tuple[str, ...], bound: int | None) -> Iterator[Run]:
+    """Every wish on every machine, for every model."""
+    for model in models:
+        for devices, count in (("CPU", 0), ("1 device", 1), ("2 devices", 2)):
+            for wish in RUNS[devices] if count <= len(names) else ():
+                context = min(wish.context, 32768) if bound else wish.context
+                for hardware in _machines(model[1], names[:count], bound):
+                    yield model, hardware, replace(wish, context=context)
+
+
+def _drawn(folder: Path, dice: random.Random, count: int, names: tuple[str, ...], bound: int | None) -> Iterator[Run]:
+    """``count`` runs at random."""
+    for _ in range(count):
+        kind = dice.choice(sorted(RANDOM))
+        spec, choices = RANDOM[kind]
+        spec = replace(spec, **{key: dice.choice(values) for key, values in choices.items()})
+        quant = dice.choice(("Q8_0", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K_S", "IQ2_XXS"))
+        path = shape(spec, quant).write(folder / "random.gguf")
+        facts = model_facts(inspect_set(path).headers)
+        words = f"{kind} {quant} {spec.layers} x {spec.embedding}"
+        if spec.experts:
+            words += f", {spec.experts_used} of {spec.experts} x {spec.expert_feed_forward}"
+        slots, cache = dice.choice((1, 1, 1, 2, 4)), dice.choice(("f16", "f16", "q8_0"))
+        wish = Wish(
+            context=slots * dice.choice((2048, 4096, 8192, 20000, 32768, 65536)), slots=slots, type_k=cache, type_v=cache
+        )
+        machines = list(_machines(facts, names[: dice.randint(0 if not names else 1, len(names))], bound))
+        yield (words, facts, path), dice.choice(machines), wish
+
+
+def _machines(facts: ModelFacts, gpus: tuple[str, ...], bound: int | None) -> Iterator[Hardware]:
     host = Hardware(
         name="bench",
         cpu_model="CPU",
@@ -148,18 +212,18 @@ def _machines(facts: ModelFacts, gpus: tuple[str, ...]) -> Iterator[Hardware]:
         return
     for room in ROOM.values():
         size = int(room * GIB) if room > 1 else int(facts.total_bytes * room / len(gpus)) + 4 * GIB
-        yield replace(host, gpus=tuple(Accelerator(name, "bench", size, 1e12, 3e10, 1e14, "bench") for name in gpus))
+        yield replace(host, gpus=tuple(Accelerator(name, "bench", size, 1e12, 3e10, 1e14, "bench", bound) for name in gpus))
 
 
 def _compare(
     table: Table,
     build: Build,
     model: tuple[str, ModelFacts, Path],
-    devices: str,
     hardware: Hardware,
     wish: Wish,
 ) -> bool:
     name, facts, path = model
+    devices = f"{len(hardware.gpus)} devices" if hardware.gpus else "CPU"
     plan = choose(hardware, facts, wish)
     words = [f"{word}" for word in plan.arguments]
     # options that only llama-server has
@@ -182,7 +246,7 @@ def _compare(
     good = True
     for row in plan.memory:
         real = printed.get("Host" if row.device == "memory" else row.device, [0, 0, 0])
-        planned = _planned(row, plan)
+        planned = _planned(row)
         agrees = _agree(planned, real)
         good &= agrees
         shown = [f"{planned[index]} / {real[index]}" for index in range(3)]
@@ -190,12 +254,9 @@ def _compare(
     return good
 
 
-def _planned(row: DeviceMemory, plan: ModelPlan) -> list[int]:
-    """MiB of weights, cache and buffers. An RPC device works on no copies of expert tensors, as a real GPU does: taken out."""
-    on_gpus = sum(len(layers) for layers in plan.placement.gpu_experts)
-    copies = row.device == "RPC0" and plan.placement.op_offload and on_gpus < len(plan.facts.routed_layer_bytes)
-    copy = max((tensor.nbytes for tensor in plan.facts.tensors if tensor.tensor_class == ROUTED), default=0) if copies else 0
-    return [round(size / MIB) for size in (row.weights.nbytes + row.streamed, row.kv.nbytes, row.compute.nbytes - copy)]
+def _planned(row: DeviceMemory) -> list[int]:
+    """MiB of weights, cache and buffers."""
+    return [round(size / MIB) for size in (row.weights.nbytes + row.streamed, row.kv.nbytes, row.compute.nbytes)]
 
 
 def _agree(planned: list[int], real: list[int]) -> bool:
@@ -206,13 +267,14 @@ def _agree(planned: list[int], real: list[int]) -> bool:
 
 
 @contextmanager
-def _rpc(server: Path | None) -> Iterator[list[str]]:
+def _rpc(wrap: list[str], server: Path | None) -> Iterator[list[str]]:
     if server is None:
         yield []
         return
     ports = (FIRST_PORT, FIRST_PORT + 1)
     running = [
-        subprocess.Popen([str(server), "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for port in ports
+        subprocess.Popen([*wrap, str(server), "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for port in ports
     ]
     try:
         time.sleep(1)

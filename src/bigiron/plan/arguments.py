@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,8 +125,9 @@ def _gpu_arguments(facts: ModelFacts, hardware: Hardware, placement: Placement, 
         result.append(
             Argument("--override-tensor", ",".join(rules), "routed experts: these layers on GPUs, all others in main memory")
         )
-        if not placement.op_offload and on_gpus < len(facts.routed_layer_bytes):
-            result += words.optional(("--no-op-offload",), "", "no room on the GPU for copies of expert weights")
+    left = placement.gpu_layers <= facts.layers or on_gpus < len(facts.routed_layer_bytes)
+    if left and not placement.op_offload:
+        result += words.optional(("--no-op-offload",), "", "no room on the GPU for copies of weights in main memory")
     return result
 
 
@@ -213,7 +215,7 @@ def check(words: Sequence[str], build: Capabilities, where: str) -> None:
 
 def advise(words: Sequence[str], facts: ModelFacts, hardware: Hardware, *, prefix: Sequence[str] = ()) -> list[str]:
     """Warnings about a person's own arguments: override rules that do nothing, NUMA settings that fight, memory left out of the budget."""
-    devices = {"CPU": None, **{gpu.device: gpu.largest_tensor for gpu in hardware.gpus}}
+    devices = {"CPU": sys.maxsize, **{gpu.device: gpu.bound for gpu in hardware.gpus}}
     values = [words[index + 1] for index, word in enumerate(words[:-1]) if word in {"-ot", "--override-tensor"}]
     found = [summary(report) for report in lint(values, facts.tensors, devices) if report.error]
     numa = [words[index + 1] for index, word in enumerate(words[:-1]) if word == "--numa"]

@@ -6,6 +6,7 @@ Built from an observed :class:`bigiron.machine.model.Machine` or from a machine 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -22,16 +23,37 @@ NVME_RANDOM_SHARE = 0.75
 BACKENDS = {"nvidia": "CUDA", "amd": "ROCm", "intel": "Vulkan"}
 """llama.cpp's backend for a GPU vendor."""
 _PCI_VENDORS = {"10de": "nvidia", "1002": "amd", "8086": "intel"}
-_LARGEST_TENSOR = {"Vulkan": 2**32 - 1}
-"""By backend. Vulkan's ``maxStorageBufferRange`` is a 32-bit number (VkPhysicalDeviceLimits): llama.cpp leaves larger tensors to the CPU
-(supports_op in ggml-vulkan.cpp), and aborts when an override puts them on the device."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How a backend of llama.cpp (build 11434) uses memory.
+
+    ``largest_tensor``: bytes; larger ones are left to the CPU, and an override that puts them on the device aborts. ``largest_block``: bytes;
+    a compute buffer is cut into blocks of at most this size, and a larger tensor gets a block of its own, which leaves holes.
+    ``offloads``: in batches of 32 tokens and more it works on copies of what main memory holds (offload_op). ``mla_slots``: it can work
+    on several slots of a model with latent attention (MLA); where not, a product of every layer's attention falls to the CPU.
+    """
+
+    largest_tensor: int | None = None
+    largest_block: int | None = None
+    offloads: bool = True
+    mla_slots: bool = True
+
+
+BEHAVIOUR = {
+    # maxStorageBufferRange is a 32-bit number (VkPhysicalDeviceLimits); suballocation_block_size and a->ne[3] != b->ne[3] in ggml-vulkan.cpp
+    "Vulkan": Backend(largest_tensor=2**32 - 1, largest_block=GIB, mla_slots=False),
+    "RPC": Backend(offloads=False),
+}
+"""By the name of the backend; what is not here is like CUDA."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
     """A GPU with memory of its own. ``device`` is llama.cpp's name for it (CUDA0); speeds in bytes/s and FLOP/s.
 
-    ``largest_tensor`` is the most bytes one tensor may have for the GPU to work on it, None where nothing limits it.
+    ``largest_tensor`` is a bound in bytes where the driver's is lower than the backend's own.
     """
 
     device: str
@@ -42,6 +64,16 @@ class Accelerator:
     flops: float
     source: str
     largest_tensor: int | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """How llama.cpp's backend of this GPU uses memory."""
+        return BEHAVIOUR.get(self.device.rstrip("0123456789"), Backend())
+
+    @property
+    def bound(self) -> int:
+        """The most bytes that one tensor may have for this GPU to work on it."""
+        return self.largest_tensor or self.backend.largest_tensor or sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -175,13 +207,8 @@ def _accelerators(gpus: tuple[PciGpu, ...], given: tuple[int, ...]) -> tuple[Acc
         else:
             speeds = (300.0 * GB, float(tables.PCIE_GEN3_X16), 20e12, "not in the table: lowest speeds of its kind assumed")
         name = model.name if model else gpu.name or gpu.device_id
-        found.append(Accelerator(f"{backend}{number}", name, memory, *speeds, largest_tensor(backend)))
+        found.append(Accelerator(f"{backend}{number}", name, memory, *speeds))
     return tuple(found)
-
-
-def largest_tensor(backend: str) -> int | None:
-    """The most bytes of one tensor a GPU works on with ``backend`` (CUDA, ROCm, Vulkan); None: nothing limits it."""
-    return _LARGEST_TENSOR.get(backend)
 
 
 def host_reserve(hardware: Hardware, *, streams: bool = False) -> tuple[int, str]:

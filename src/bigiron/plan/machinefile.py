@@ -14,7 +14,7 @@ import yaml
 
 from bigiron.errors import UsageError
 from bigiron.machine import tables
-from bigiron.plan.hardware import BACKENDS, Accelerator, Hardware, largest_tensor
+from bigiron.plan.hardware import BACKENDS, Accelerator, Hardware
 from bigiron.units import GB, GIB
 
 SCHEMA = Path(__file__).parent / "schemas" / "machine.schema.json"
@@ -210,7 +210,6 @@ def _gpus(entries: list[dict[str, Any]], lines: dict[tuple[str | int, ...], int]
                     else float(model.pcie if model else tables.PCIE_GEN3_X16),
                     flops=float(model.flops_fp16) if model else float(entry.get("tflops_fp16", 20)) * 1e12,
                     source=source,
-                    largest_tensor=largest_tensor(BACKENDS[vendor]),
                 )
             )
     return tuple(found)

@@ -6,6 +6,7 @@ The compute buffer formula is fitted to ``llama-fit-params --fit-print on`` of b
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,7 @@ class Shape:
     width: int
     vocabulary: int
     query: int
-    heads: int
+    absorbed: int
     expert_hidden: int
     experts_used: int
     hidden: int
@@ -94,16 +95,16 @@ def shape_of(facts: ModelFacts) -> Shape:
     table = by_end.get("token_embd.weight")
     width = table.shape[0] if table else 0
     query = rows("attn_q.weight", "attn_qkv.weight", "attn_q_b.weight")
-    heads = 0
-    if (absorbed := by_end.get("attn_k_b.weight")) is not None and len(absorbed.shape) > 2:
-        heads = absorbed.shape[2]
-        rope = rows("attn_kv_a_mqa.weight") - absorbed.shape[1]
-        query = heads * (absorbed.shape[1] + max(rope, 0))
+    absorbed = 0
+    if (keys := by_end.get("attn_k_b.weight")) is not None and len(keys.shape) > 2:
+        rope = rows("attn_kv_a_mqa.weight") - keys.shape[1]
+        query = keys.shape[2] * (keys.shape[1] + max(rope, 0))
+        absorbed = keys.shape[2] * (keys.shape[1] + rows("attn_v_b.weight"))
     return Shape(
         width=width,
         vocabulary=facts.vocabulary or (table.shape[1] if table and len(table.shape) > 1 else 0),
         query=query,
-        heads=heads,
+        absorbed=absorbed,
         expert_hidden=rows("ffn_up_exps.weight", "ffn_gate_exps.weight", "ffn_gate_up_exps.weight"),
         experts_used=facts.experts_used,
         hidden=rows("ffn_up.weight", "ffn_gate.weight"),
@@ -135,25 +136,60 @@ def kv_by_layer(facts: ModelFacts, context: int, type_k: str, type_v: str, slots
     }
 
 
-def largest_result(facts: ModelFacts, shape: Shape, context: int, type_k: str, type_v: str, slots: int, ubatch: int) -> int:
-    """Bytes of the largest tensor at work that is no weight: logits, activations, mask, one layer's K or V of all slots."""
-    tokens = min(ubatch, context)
-    each, cells = padded_context(context, slots)
-    chosen = shape.experts_used * max(shape.width, shape.expert_hidden)
-    rows = max(
-        (max(cache_type(type_k).row_bytes(one.k), cache_type(type_v).row_bytes(one.v)) for one in facts.cache.layers), default=0
+def largest_cache(facts: ModelFacts, context: int, type_k: str, type_v: str, slots: int) -> int:
+    """Bytes of the largest cache tensor: K or V of one layer for all slots."""
+    _, cells = padded_context(context, slots)
+    types = cache_type(type_k), cache_type(type_v)
+    return cells * max(
+        (kind.row_bytes(row) for one in facts.cache.layers for kind, row in zip(types, (one.k, one.v), strict=True)), default=0
     )
-    return max(max(shape.vocabulary, shape.query, shape.hidden, chosen) * tokens * F32, each * tokens * F16, rows * cells)
+
+
+def largest_result(shape: Shape, context: int, slots: int, ubatch: int) -> int:
+    """Bytes of the largest tensor in the compute buffers: logits, activations, mask."""
+    tokens = min(ubatch, context)
+    cells, _ = padded_context(context, slots)
+    chosen = shape.experts_used * max(shape.width, shape.expert_hidden)
+    return max(max(shape.vocabulary, shape.query, shape.hidden, chosen) * tokens * F32, cells * tokens * F16)
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """What a GPU works on that main memory holds, as copies, in large batches; all in bytes.
+
+    ``experts``: the sizes of routed expert tensors, each once; ``shared``: the largest other weight; ``cache``: one layer's K and V;
+    ``block``: what one block of the buffer holds at most (see `Backend`).
+    """
+
+    experts: tuple[int, ...] = ()
+    shared: int = 0
+    cache: int = 0
+    block: int = sys.maxsize
+
+    def beside(self, results: int, before: int, last: int) -> int:
+        """Bytes of expert copies and ``results`` at their peak; ``before`` the last product there are fewer, ``last`` is its result.
+
+        A copy lives for one product, so the next takes its place, unless it or both do not fit one block.
+        """
+        apart = sum(size for size in self.experts if size > self.block)
+        fitting = [size for size in self.experts if size <= self.block]
+        peak = results + max(fitting, default=0)
+        if fitting and peak > self.block:
+            peak = max(peak, min(fitting) + before + (max(fitting) if len(fitting) > 1 else last))
+        return peak + apart
+
+
+NOTHING = Borrowed()
 
 
 @dataclass(frozen=True)
 class Role:
     """What one device does in the graph: runs whole ``layers``, the ``output`` matrix, routed ``experts``.
 
-    ``partial``: routed experts of some of its layers are elsewhere. ``alone``: no other device runs layers. ``host``: main memory,
+    ``partial``: routed experts of some of its layers are worked on elsewhere. ``alone``: no other device runs layers. ``host``: main memory,
     which also feeds the inputs. ``pipelined``: several GPUs work on different batches at once, with four copies of every input
-    (llama.cpp does so when all of a model without overrides is on GPUs). ``reorders``: the backend moves independent operations
-    together (Vulkan's graph_optimize), so the experts' results live beside the logits or the copies, not in their place.
+    (llama.cpp does so when all of a model without overrides is on GPUs). ``oversized``: of the routed experts, only those that no GPU can
+    work on are left to this device. ``absorbed``: the product with attn_v_b is left to it in every layer (MLA, several slots, see `Backend`).
     """
 
     layers: bool
@@ -163,19 +199,22 @@ class Role:
     alone: bool = True
     host: bool = False
     pipelined: bool = False
-    reorders: bool = False
+    oversized: bool = False
+    absorbed: bool = False
 
 
 PIPELINE_COPIES = 4
 """GGML_SCHED_MAX_COPIES."""
 
 
-def compute_bytes(facts: ModelFacts, shape: Shape, context: int, slots: int, ubatch: int, role: Role, copy: int = 0) -> Term:
+def compute_bytes(
+    facts: ModelFacts, shape: Shape, context: int, slots: int, ubatch: int, role: Role, borrowed: Borrowed = NOTHING
+) -> Term:
     """The compute buffer of a device, with flash attention on.
 
     Peaks: the logits (ubatch x vocabulary, f32) beside a few activations of the model's width, or one layer's attention, feed-forward
     or chosen experts; the f16 mask (ubatch x cells of a slot) lives beside them. Fitted to llama-fit-params of build 11434 on the CPU
-    and on one and two RPC devices. ``copy`` is the largest expert tensor in main memory that a GPU works on during prefill.
+    and on one and two RPC and Vulkan devices.
     """
     tokens = min(ubatch, context)
     cells, _ = padded_context(context, slots)
@@ -183,24 +222,31 @@ def compute_bytes(facts: ModelFacts, shape: Shape, context: int, slots: int, uba
     mask = (cells + window) * tokens * F16
     width = shape.width * tokens * F32
     logits = shape.vocabulary * tokens * F32
-    chosen = (
-        shape.experts_used * (shape.width + 2 * shape.expert_hidden) * tokens * F32 + 6 * width if shape.expert_hidden else 0
-    )
-    one_layer = max(
-        2 * shape.query * tokens * F32 + 6 * width,
-        2 * shape.hidden * tokens * F32 + 5 * width,
-        chosen if role.experts else 0,
-    )
-    peak, masks, moment = 0, 1, "one layer"
-    if role.reorders and role.layers and chosen and (role.experts or copy) and (role.alone or not role.output):
-        beside = max(logits if role.output else 0, copy)
-        moment = "chosen experts of one layer, beside logits or copies of experts"
-        peak, copy = chosen + 3 * width + beside, 0
-    elif role.host and not role.layers:
+    inner = 2 * shape.experts_used * shape.expert_hidden * tokens * F32
+    chosen = shape.experts_used * shape.width * tokens * F32 + inner
+    moments = [
+        (2 * shape.query * tokens * F32 + 6 * width + borrowed.shared, "attention of one layer"),
+        (2 * shape.hidden * tokens * F32 + 5 * width + borrowed.shared, "feed-forward of one layer"),
+        (5 * width + borrowed.cache, f"attention on a copy of one layer's cache, {gib(borrowed.cache)}"),
+    ]
+    if borrowed.experts:
+        beside = borrowed.beside(chosen + 2 * width + mask, inner + 5 * width + mask, chosen - inner) - mask
+        moments.append((beside, f"chosen experts of one layer and copies of experts, {gib(sum(borrowed.experts))} at most"))
+    elif role.experts and chosen:
+        chosen += 6 * width
+        moments.append((chosen, "chosen experts of one layer"))
+    one_layer, moment = max(moments)
+    peak, masks = 0, 1
+    if role.host and not role.layers:
         inputs = (10 if role.pipelined else 4) * width
         masks = PIPELINE_COPIES if role.pipelined else 1
         peak, moment = inputs, "inputs"
-        if role.experts and not role.alone:  # inputs of several GPUs live side by side with the experts' results
+        if role.absorbed:
+            peak, moment = max((peak, moment), (shape.absorbed * tokens * F32 + width, "attention of several slots"))
+        if role.oversized:
+            results = shape.experts_used * (shape.width + shape.expert_hidden) * tokens * F32 + 2 * width
+            peak, moment = max((peak, moment), (results, "results of experts too large for a GPU"))
+        elif role.experts and not role.alone:  # inputs of several GPUs live side by side with the experts' results
             peak, masks, moment = chosen - 3 * width // 2, 1, "chosen experts of one layer"
         elif role.experts and chosen >= inputs + mask:
             peak, masks, moment = chosen, 0, "chosen experts of one layer"
@@ -215,16 +261,12 @@ def compute_bytes(facts: ModelFacts, shape: Shape, context: int, slots: int, uba
         peak, masks, moment = (beside, 0, "logits") if beside > one_layer + mask else (one_layer, 1, moment)
     elif role.layers:
         peak = one_layer
-    elif copy == 0:
-        return Term("compute", 0, "runs nothing")
     else:
-        masks = 0
+        return Term("compute", 0, "runs nothing")
     reason = f"{moment} for {tokens} tokens: {gib(peak)}"
     if masks:
         reason += f" + {masks} x attention mask {cells + window} x {tokens} x 2 bytes = {gib(mask)}"
-    if copy:
-        reason += f" + copy of one expert tensor for prefill {gib(copy)}"
-    return Term("compute", peak + masks * mask + copy, reason)
+    return Term("compute", peak + masks * mask, reason)
 
 
 def runtime_bytes(facts: ModelFacts) -> Term:

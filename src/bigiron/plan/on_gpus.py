@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bigiron.gguf.facts import ROUTED
 from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
-from bigiron.plan.memory import Role, Term
+from bigiron.plan.memory import NOTHING, Borrowed, Role, Term
 from bigiron.plan.pieces import (
     STREAMS,
     Host,
@@ -35,8 +35,8 @@ def on_gpus(model: Model, hardware: Hardware, wanted: Wanted, *, op_offload: boo
     """The most layers on the GPUs, then the most routed experts; None when not even the last unit has room."""
     dealer = _Dealer(model, hardware.gpus, wanted, op_offload=op_offload)
     for count in range(model.layers + 1, 0, -1):
-        if dealt := dealer.deal(count):
-            return _assemble(dealer, hardware, *dealt, op_offload=op_offload)
+        if split := dealer.deal(count):
+            return _assemble(dealer, hardware, split, op_offload=op_offload)
     return None
 
 
@@ -50,7 +50,7 @@ class _Split:
 
 
 class _Dealer:
-    """Deals units out. ``copy`` bytes of expert tensors go to the first GPU that is used, for prefill.
+    """Deals units out. The first GPU that is used works on copies of what stays in main memory.
 
     A GPU whose backend bounds the size of a tensor gets no experts beyond that, and nothing at all when it could not work on the rest.
     """
@@ -59,16 +59,15 @@ class _Dealer:
         self.model = model
         self.gpus = gpus
         self.wanted = wanted
-        self.op_offload = op_offload
-        self.reorders = any(gpu.device.startswith("Vulkan") for gpu in gpus)
-        self.limits = [gpu.largest_tensor or sys.maxsize for gpu in gpus]
-        self.copy = self.copies(())
+        self.offloads = op_offload and any(gpu.backend.offloads for gpu in gpus)
+        self.limits = [gpu.bound for gpu in gpus]
         least = largest_needed(model, wanted)
         self.rooms = [
             gpu.memory_bytes - gpu_reserve(gpu)[0] if limit >= least else 0
             for gpu, limit in zip(gpus, self.limits, strict=True)
         ]
-        self._sizes: dict[tuple[Role, int], int] = {}
+        self._sizes: dict[tuple[Role, Borrowed], int] = {}
+        self._borrowed: dict[int, Borrowed] = {}
 
     def role(self, units: range, count: int, held: Sequence[int] | None = None) -> Role:
         """What a GPU with ``units`` of the last ``count`` does; ``held``: the layers whose experts it has (None: not dealt yet)."""
@@ -78,31 +77,45 @@ class _Dealer:
             layers=bool(units) and units.start < self.model.layers,
             output=self.model.layers in units,
             experts=held is None or bool(held),
-            partial=own > 0 and (held is None or len(held) < own),
+            partial=not self.offloads and own > 0 and (held is None or len(held) < own),
             alone=everything and len(units) == count,
             pipelined=everything and 0 < len(units) < count and not self.model.is_moe,
-            reorders=self.reorders,
         )
 
-    def copies(self, placed: Sequence[int]) -> int:
-        """Bytes of expert tensors that live on a GPU at once during prefill; ``placed``: layers whose experts are on GPUs.
-
-        One, the largest; on a backend that reorders, one of each size.
-        """
-        sizes = {
+    def borrowed(self, count: int, placed: Sequence[int]) -> Borrowed:
+        """What a GPU copies from main memory for prefill; ``placed``: layers whose experts are on GPUs."""
+        if not self.offloads:
+            return NOTHING
+        below = self.model.layers + 1 - count
+        experts = {
             tensor.nbytes
             for tensor in self.model.facts.tensors
             if tensor.tensor_class == ROUTED and tensor.layer not in placed and tensor.nbytes <= max(self.limits)
         }
-        if not self.op_offload or not sizes:
-            return 0
-        return sum(sizes) if self.reorders else max(sizes)
+        return Borrowed(
+            experts=tuple(sorted(experts)),
+            shared=max(self.model.largest_shared[:below], default=0),
+            cache=max(self.model.kv[:below], default=0),
+            block=min(gpu.backend.largest_block or sys.maxsize for gpu in self.gpus),
+        )
 
-    def host_works(self, placed: Sequence[int]) -> bool:
-        """True when main memory holds the results of experts too: no GPU that reorders takes all their copies."""
+    def host_role(self, count: int, dealt: tuple[range, ...], placed: Sequence[int]) -> Role:
+        """What main memory does in the graph beside GPUs that hold the last ``count`` units."""
         left = [layer for layer, size in enumerate(self.model.experts) if size and layer not in placed]
-        too_large = any(self.model.largest_experts[layer] > max(self.limits) for layer in left)
-        return bool(left) and (too_large or not (self.reorders and self.op_offload))
+        used = sum(1 for units in dealt if units)
+        on_cpu = self.model.layers + 1 - count
+        return Role(
+            layers=on_cpu > 0 and not self.offloads,
+            output=False,
+            experts=bool(left) and not self.offloads,
+            absorbed=self.model.facts.cache.mla
+            and self.wanted.slots > 1
+            and not all(gpu.backend.mla_slots for gpu in self.gpus),
+            oversized=self.offloads and any(self.model.largest_experts[layer] > max(self.limits) for layer in left),
+            alone=used < 2,
+            host=True,
+            pipelined=on_cpu == 0 and used > 1 and not self.model.is_moe,
+        )
 
     def bounded(self, dealt: tuple[range, ...], placed: Sequence[int]) -> Iterator[str]:
         """What the backend's largest tensor kept off the GPUs, for the notes."""
@@ -118,24 +131,24 @@ class _Dealer:
                     f"{gib(max(self.model.largest_experts[layer] for layer in layers))} is more than {gpu.device} takes ({gib(limit)})"
                 )
 
-    def buffers(self, units: range, count: int, copy: int) -> int:
-        """Bytes of the compute buffer before the experts are dealt."""
-        key = (self.role(units, count), copy)
+    def buffers(self, units: range, count: int, *, first: bool) -> int:
+        """Bytes of the compute buffer before the experts are dealt; ``first``: of the GPU that works on copies."""
+        if count not in self._borrowed:
+            self._borrowed[count] = self.borrowed(count, ())
+        key = (self.role(units, count), self._borrowed[count] if first else NOTHING)
         if key not in self._sizes:
             self._sizes[key] = buffers_of(self.model, self.wanted, *key).nbytes
         return self._sizes[key]
 
-    def deal(self, count: int) -> tuple[_Split, int] | None:
-        """The last ``count`` units dealt, and the copy that is left to make; None when they do not fit."""
+    def deal(self, count: int) -> _Split | None:
+        """The last ``count`` units dealt; None when they do not fit."""
         best: tuple[int, _Split] | None = None
         for units in self._ways(count):
             split = self._with_experts(count, units)
             placed = sum(self.model.experts[layer] for layers in split.experts for layer in layers)
             if best is None or placed > best[0]:
                 best = (placed, split)
-        if best is None:
-            return None
-        return best[1], self.copy if best[0] < sum(self.model.experts) else 0
+        return None if best is None else best[1]
 
     def _ways(self, count: int) -> Iterator[tuple[range, ...]]:
         """Ways to deal the units so that every GPU is left with room in proportion to its size.
@@ -165,11 +178,11 @@ class _Dealer:
         dealt: list[range] = []
         for room in self.rooms:
             first, used = unit, 0
-            copy = 0 if any(dealt) else self.copy
+            alone = not any(dealt)
             while unit < end:
                 used += self.model.unit(unit)
                 used += self.model.experts[unit] * experts // 100 if unit < self.model.layers else 0
-                if used > (room - self.buffers(range(first, unit + 1), count, copy)) * percent // 100:
+                if used > (room - self.buffers(range(first, unit + 1), count, first=alone)) * percent // 100:
                     break
                 unit += 1
             dealt.append(range(first, unit))
@@ -178,10 +191,10 @@ class _Dealer:
     def _with_experts(self, count: int, dealt: tuple[range, ...]) -> _Split:
         """Routed experts beside their own layer, as many layers per GPU as its free bytes take."""
         chosen: list[tuple[int, ...]] = []
-        copy = self.copy
+        first = True
         for room, units, limit in zip(self.rooms, dealt, self.limits, strict=True):
-            left = room - self.buffers(units, count, copy if units else 0) - sum(self.model.unit(unit) for unit in units)
-            copy = 0 if units else copy
+            left = room - self.buffers(units, count, first=first and bool(units)) - sum(self.model.unit(unit) for unit in units)
+            first = first and not units
             layers = []
             for layer in units:
                 if layer >= self.model.layers or self.model.largest_experts[layer] > limit:
@@ -193,12 +206,12 @@ class _Dealer:
         return _Split(count, dealt, tuple(chosen))
 
 
-def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, op_offload: bool) -> Placement:
+def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, *, op_offload: bool) -> Placement:
     model, wanted, count = dealer.model, dealer.wanted, split.count
     rows = []
     gpu_kv = gpu_weights = 0
     placed = [layer for layers in split.experts for layer in layers]
-    copy = dealer.copies(placed) if copy else 0
+    borrowed = dealer.borrowed(count, placed)
     for gpu, units, layers in zip(hardware.gpus, split.units, split.experts, strict=True):
         kv = sum(model.kv[unit] for unit in units if unit < model.layers)
         dense = sum(model.unit(unit) for unit in units) - kv
@@ -208,8 +221,8 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, 
         reason = f"{len(units)} of {model.layers + 1} layers and output, without routed experts {gib(dense)}"
         if model.is_moe:
             reason += f" + routed experts of {len(layers)} layers {gib(routed)}"
-        compute = buffers_of(model, wanted, dealer.role(units, count, layers), copy if units else 0)
-        copy = 0 if units else copy
+        compute = buffers_of(model, wanted, dealer.role(units, count, layers), borrowed if units else NOTHING)
+        borrowed = NOTHING if units else borrowed
         rows.append(
             memory_row(
                 gpu.device,
@@ -224,16 +237,7 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, copy: int, *, 
         )
     routed_left = sum(model.experts) - sum(model.experts[layer] for layer in placed)
     on_cpu = model.layers + 1 - count
-    used = sum(1 for units in split.units if units)
-    role = Role(
-        layers=on_cpu > 0,
-        output=False,
-        experts=dealer.host_works(placed),
-        alone=used < 2,
-        host=True,
-        pipelined=on_cpu == 0 and used > 1 and not model.is_moe,
-    )
-    compute = buffers_of(model, wanted, role)
+    compute = buffers_of(model, wanted, dealer.host_role(count, split.units, placed))
     host = Host(model.weights + model.output_copy - gpu_weights, routed_left, sum(model.kv) - gpu_kv, compute)
     row, verdict, resident, short, notes = host_row(model, hardware, wanted, host)
     all_in_vram = on_cpu == 0 and not routed_left

@@ -29,10 +29,10 @@ class RuleReport:
     hint: str = ""
 
 
-def lint(values: Sequence[str], tensors: Sequence[TensorFact], devices: Mapping[str, int | None]) -> list[RuleReport]:
+def lint(values: Sequence[str], tensors: Sequence[TensorFact], devices: Mapping[str, int]) -> list[RuleReport]:
     """A report for every rule in the ``-ot`` ``values``, in the order llama.cpp tries them.
 
-    ``devices``: the buffers there are, each with the most bytes a tensor in it may have (None: any).
+    ``devices``: the buffers there are, each with the most bytes a tensor in it may have.
     """
     reports: list[RuleReport] = []
     taken: set[str] = set()
@@ -46,7 +46,7 @@ def lint(values: Sequence[str], tensors: Sequence[TensorFact], devices: Mapping[
     return reports
 
 
-def _rule(rule: str, tensors: Sequence[TensorFact], devices: Mapping[str, int | None], taken: set[str]) -> RuleReport:
+def _rule(rule: str, tensors: Sequence[TensorFact], devices: Mapping[str, int], taken: set[str]) -> RuleReport:
     pattern, sign, device = rule.partition("=")
     if not sign:
         return RuleReport(rule, "", 0, 0, 0, "not PATTERN=BUFFER (a comma ends a rule)", "repeat -ot, one rule each")
@@ -66,8 +66,8 @@ def _rule(rule: str, tensors: Sequence[TensorFact], devices: Mapping[str, int | 
         error, hint = "matches no tensor of this model", f"its tensors are named like {tensors[-1].name}" if tensors else ""
     elif not new:
         error, hint = "never applies: earlier rules take all it matches", "put it before them, or drop it"
-    elif (limit := devices[device]) and (large := [tensor for tensor in new if tensor.nbytes > limit]):
-        error = f"{large[0].name} has {gib(large[0].nbytes)}, more than {device} works on ({gib(limit)}): llama.cpp aborts"
+    elif large := [tensor for tensor in new if tensor.nbytes > devices[device]]:
+        error = f"{large[0].name} has {gib(large[0].nbytes)}, more than {device} works on ({gib(devices[device])}): llama.cpp aborts"
         hint = "leave such tensors in main memory"
     return RuleReport(rule, device, len(new), len(found) - len(new), sum(tensor.nbytes for tensor in new), error, hint)
 

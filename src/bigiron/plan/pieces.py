@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from bigiron.gguf.facts import EMBEDDINGS, OUTPUT, ROUTED, ModelFacts
 from bigiron.plan.hardware import Hardware, host_reserve
 from bigiron.plan.memory import (
+    NOTHING,
+    Borrowed,
     DeviceMemory,
     Role,
     Shape,
     Term,
     compute_bytes,
     kv_by_layer,
+    largest_cache,
     largest_result,
     runtime_bytes,
     shape_of,
@@ -66,7 +69,7 @@ class Placement:
 class Model:
     """The model cut into what can be placed by itself; bytes by layer index, ``units`` = layers, then the output matrix.
 
-    ``largest_experts``: the largest tensor of routed experts of each layer; ``largest_other``: the largest tensor that units bring along.
+    ``largest_experts``: the largest tensor of routed experts of each layer; ``largest_shared``: of its others.
     """
 
     facts: ModelFacts
@@ -80,12 +83,18 @@ class Model:
     table: int
     elsewhere: int
     largest_experts: tuple[int, ...]
-    largest_other: int
+    largest_shared: tuple[int, ...]
+    largest_output: int
 
     @property
     def largest_expert(self) -> int:
         """Bytes of the largest tensor of routed experts; 0 without any."""
         return max(self.largest_experts)
+
+    @property
+    def largest_other(self) -> int:
+        """Bytes of the largest tensor that units bring along."""
+        return max(*self.largest_shared, self.largest_output)
 
     @property
     def weights(self) -> int:
@@ -106,8 +115,8 @@ class Model:
 
 def cut(facts: ModelFacts, wanted: Wanted) -> Model:
     count = max(facts.layers, 1)
-    shared, experts, largest = [0] * count, [0] * count, [0] * count
-    output = table = tied = elsewhere = other = 0
+    shared, experts, largest, others = [0] * count, [0] * count, [0] * count, [0] * count
+    output = table = tied = elsewhere = largest_output = 0
     for tensor in facts.tensors:
         if tensor.layer is not None and tensor.layer < count:
             if tensor.tensor_class == ROUTED:
@@ -115,10 +124,10 @@ def cut(facts: ModelFacts, wanted: Wanted) -> Model:
                 largest[tensor.layer] = max(largest[tensor.layer], tensor.nbytes)
             else:
                 shared[tensor.layer] += tensor.nbytes
-                other = max(other, tensor.nbytes)
+                others[tensor.layer] = max(others[tensor.layer], tensor.nbytes)
         elif tensor.tensor_class == OUTPUT:
             output += tensor.nbytes
-            other = max(other, tensor.nbytes)
+            largest_output = max(largest_output, tensor.nbytes)
         elif tensor.tensor_class == EMBEDDINGS:
             table += tensor.nbytes
             if tensor.name == "token_embd.weight":
@@ -138,15 +147,8 @@ def cut(facts: ModelFacts, wanted: Wanted) -> Model:
         table=table,
         elsewhere=elsewhere,
         largest_experts=tuple(largest),
-        largest_other=max(other, tied if facts.tied_output else 0),
-    )
-
-
-def largest_needed(model: Model, wanted: Wanted) -> int:
-    """Bytes of the largest tensor a GPU with a layer must be able to work on: weights but routed experts, cache, results."""
-    return max(
-        model.largest_other,
-        largest_result(model.facts, model.shape, wanted.context, wanted.type_k, wanted.type_v, wanted.slots, wanted.ubatch),
+        largest_shared=tuple(others),
+        largest_output=max(largest_output, tied if facts.tied_output else 0),
     )
 
 
@@ -167,9 +169,15 @@ def memory_row(
     )
 
 
-def buffers_of(model: Model, wanted: Wanted, role: Role, copy: int = 0) -> Term:
-    """The compute buffer of a device in ``role``; ``copy`` bytes of an expert tensor come on top."""
-    return compute_bytes(model.facts, model.shape, wanted.context, wanted.slots, wanted.ubatch, role, copy)
+def buffers_of(model: Model, wanted: Wanted, role: Role, borrowed: Borrowed = NOTHING) -> Term:
+    """The compute buffer of a device in ``role`` that works on copies of what is ``borrowed`` from main memory."""
+    return compute_bytes(model.facts, model.shape, wanted.context, wanted.slots, wanted.ubatch, role, borrowed)
+
+
+def largest_needed(model: Model, wanted: Wanted) -> int:
+    """Bytes of the largest tensor a GPU with a layer must be able to work on: weights but routed experts, cache, results."""
+    cache = largest_cache(model.facts, wanted.context, wanted.type_k, wanted.type_v, wanted.slots)
+    return max(model.largest_other, cache, largest_result(model.shape, wanted.context, wanted.slots, wanted.ubatch))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Pure functions. The best placement keeps everything in memory, then has the most
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 from bigiron.gguf.facts import ModelFacts
@@ -37,10 +36,12 @@ def place(facts: ModelFacts, hardware: Hardware, wanted: Wanted) -> Placement:
     if hardware.unified or not hardware.gpus:
         return _on_host(facts, hardware, wanted)
     best: Placement | None = None
-    sizes = [wanted.ubatch] if wanted.ubatch != 512 or not facts.experts else [HYBRID_UBATCH, 512]
+    sizes = _batches(cut(facts, wanted), hardware, wanted)
     for ubatch in sizes:
         model = cut(facts, replace(wanted, ubatch=ubatch))
         for op_offload in (True, False) if ubatch == sizes[-1] else (True,):
+            if best and not op_offload and not model.is_moe:
+                break  # copies of a dense model's layers are small and make prefill many times faster
             found = on_gpus(model, hardware, replace(wanted, ubatch=ubatch), op_offload=op_offload)
             if found and (best is None or _rank(found) > _rank(best)):
                 best = found
@@ -57,10 +58,20 @@ def place(facts: ModelFacts, hardware: Hardware, wanted: Wanted) -> Placement:
     return best
 
 
+def _batches(model: Model, hardware: Hardware, wanted: Wanted) -> list[int]:
+    """Tokens per physical batch to try: large ones where experts are copied to a GPU, if the results do not outgrow the backend's blocks."""
+    if wanted.ubatch != 512 or not model.is_moe:
+        return [wanted.ubatch]
+    block = min(min(gpu.backend.largest_block or gpu.bound, gpu.bound) for gpu in hardware.gpus)
+    large, all_on_one = HYBRID_UBATCH, Role(layers=True, output=True)
+    while large > 512 and buffers_of(model, replace(wanted, ubatch=large), all_on_one).nbytes > block:
+        large //= 2
+    return [large, 512] if large > 512 else [512]
+
+
 def _why_unused(model: Model, hardware: Hardware, wanted: Wanted) -> str:
     least = largest_needed(model, wanted)
-    if all(least > (gpu.largest_tensor or sys.maxsize) for gpu in hardware.gpus):
-        limit = max(gpu.largest_tensor or 0 for gpu in hardware.gpus)
+    if (limit := max(gpu.bound for gpu in hardware.gpus)) < least:
         return (
             f"the GPUs stay unused: a tensor of {gib(least)} is more than they take ({gib(limit)}); a shorter context may help"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -155,7 +156,7 @@ def test_several_gpus_get_whole_numbers_of_layers() -> None:
     split = [int(part) for part in found[found.index("--tensor-split") + 1].split(",")]
     assert sum(split) == int(found[found.index("--n-gpu-layers") + 1]) == 62
     value = found[found.index("--override-tensor") + 1]
-    reports = lint([value], kimi().tensors, dict.fromkeys(["CPU", "CUDA0", "CUDA1", "CUDA2"]))
+    reports = lint([value], kimi().tensors, dict.fromkeys(["CPU", "CUDA0", "CUDA1", "CUDA2"], sys.maxsize))
     assert [report.error for report in reports] == [""] * len(reports)
     assert sum(report.matches for report in reports) == 180
 
@@ -175,7 +176,7 @@ def test_every_argument_has_a_reason() -> None:
         assert argument.reason, argument
 
 
-DEVICES = {"CPU": None, "CUDA0": None, "CUDA1": None, "Vulkan0": 2**32 - 1}
+DEVICES = {**dict.fromkeys(["CPU", "CUDA0", "CUDA1"], sys.maxsize), "Vulkan0": 2**32 - 1}
 
 
 def test_rules_count_match_and_shadow() -> None:
