@@ -223,7 +223,7 @@ def _compare(
     wish: Wish,
 ) -> bool:
     name, facts, path = model
-    devices = f"{len(hardware.gpus)} devices" if hardware.gpus else "CPU"
+    devices = {0: "CPU", 1: "1 device"}.get(len(hardware.gpus), f"{len(hardware.gpus)} devices")
     plan = choose(hardware, facts, wish)
     words = [f"{word}" for word in plan.arguments]
     # options that only llama-server has

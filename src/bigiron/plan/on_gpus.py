@@ -61,6 +61,7 @@ class _Dealer:
         self.wanted = wanted
         self.offloads = op_offload and any(gpu.backend.offloads for gpu in gpus)
         self.limits = [gpu.bound for gpu in gpus]
+        self.absorbed = model.facts.cache.mla and wanted.slots > 1 and not all(gpu.backend.mla_slots for gpu in gpus)
         least = largest_needed(model, wanted)
         self.rooms = [
             gpu.memory_bytes - gpu_reserve(gpu)[0] if limit >= least else 0
@@ -108,17 +109,17 @@ class _Dealer:
             layers=on_cpu > 0 and not self.offloads,
             output=False,
             experts=bool(left) and not self.offloads,
-            absorbed=self.model.facts.cache.mla
-            and self.wanted.slots > 1
-            and not all(gpu.backend.mla_slots for gpu in self.gpus),
+            absorbed=self.absorbed,
             oversized=self.offloads and any(self.model.largest_experts[layer] > max(self.limits) for layer in left),
             alone=used < 2,
             host=True,
             pipelined=on_cpu == 0 and used > 1 and not self.model.is_moe,
         )
 
-    def bounded(self, dealt: tuple[range, ...], placed: Sequence[int]) -> Iterator[str]:
-        """What the backend's largest tensor kept off the GPUs, for the notes."""
+    def kept_off(self, dealt: tuple[range, ...], placed: Sequence[int]) -> Iterator[str]:
+        """What the backend kept off the GPUs, for the notes."""
+        if self.absorbed:
+            yield f"{self.wanted.slots} slots of a model with MLA: a product of every layer's attention runs on the CPU; one slot is faster"
         for gpu, units, limit in zip(self.gpus, dealt, self.limits, strict=True):
             layers = [
                 unit
@@ -260,5 +261,5 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, *, op_offload:
         op_offload=op_offload,
         resident=resident,
         short_bytes=short,
-        notes=(*notes, *dealer.bounded(split.units, placed)),
+        notes=(*notes, *dealer.kept_off(split.units, placed)),
     )

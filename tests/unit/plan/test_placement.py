@@ -122,19 +122,43 @@ def test_no_copies_of_experts_where_there_is_no_room_for_them() -> None:
     assert not (small_gpu.op_offload and small_gpu.gpu_layers == 62)
 
 
-def test_vulkan_keeps_the_experts_results_beside_logits_and_copies() -> None:
-    # llama-fit-params, build 11434 on a Vulkan device: Kimi K2 Q2_K_S, 8192 tokens, all on the GPU 2624 MiB; on RPC, which does not reorder, 1536
-    def compute(device: str, vram: float) -> tuple[float, float]:
-        card = replace(gpu(vram), device=device)
-        rows = place(kimi("Q2_K_S"), machine(memory_gib=1200, gpus=(card,)), Wanted(8192)).memory
-        return rows[0].compute.nbytes / MIB, rows[-1].compute.nbytes / MIB
+@pytest.mark.parametrize(
+    ("device", "vram", "ubatch", "on_gpu", "in_memory"),
+    [
+        # what llama-fit-params of build 11434 says of Kimi K2 Q2_K_S with 8192 tokens: MiB on the GPU and in main memory
+        ("RPC0", 1024, 2048, 1536, 256),
+        ("RPC0", 40, 2048, 1504, 1040),  # the results of experts, in main memory
+        ("Vulkan0", 1024, 1024, 768, 128),  # in blocks of 1 GiB: 2048 tokens would take 2624
+        ("Vulkan0", 40, 1024, 5332, 128),  # copies of expert tensors of both sizes: each outgrows a block
+    ],
+)
+def test_compute_buffers_of_a_hybrid(device: str, vram: float, ubatch: int, on_gpu: int, in_memory: int) -> None:
+    card = replace(gpu(vram), device=device)
+    found = place(kimi("Q2_K_S"), machine(memory_gib=1200, gpus=(card,)), Wanted(8192))
+    assert found.ubatch == ubatch
+    assert [row.compute.nbytes / MIB for row in found.memory] == pytest.approx([on_gpu, in_memory], rel=0.15)
 
-    assert compute("Vulkan0", 1024)[0] == pytest.approx(2624, rel=0.15)
-    assert compute("RPC0", 1024)[0] == pytest.approx(1536, rel=0.15)
-    # part of the experts in main memory: copies of one expert tensor of each size for prefill, main memory holds the inputs only
-    on_gpu, in_memory = compute("Vulkan0", 40)
-    assert on_gpu == pytest.approx(6132, rel=0.15)
-    assert in_memory == pytest.approx(256, rel=0.15)
+
+@pytest.mark.parametrize(("context", "first"), [(8192, 136), (32768, 200), (131072, 680)])
+def test_a_gpu_also_works_on_the_cache_of_layers_in_main_memory(context: int, first: int) -> None:
+    # llama-fit-params of build 11434: half of a dense 8B on two Vulkan devices; mask, K and V of one layer grow with the context
+    model = facts(shape(DENSE_GQA, "Q4_K_M"))
+    size = model.total_bytes * 0.25 / GIB + context / 32768 * 1.1 + 1
+    gpus = tuple(replace(gpu(size, number), device=f"Vulkan{number}") for number in range(2))
+    found = place(model, machine(memory_gib=64, gpus=gpus), Wanted(context))
+    assert 0 < found.gpu_layers < 32
+    assert found.memory[0].compute.nbytes / MIB == pytest.approx(first, abs=40)
+
+
+def test_several_slots_of_mla_on_vulkan_cost_main_memory_and_speed() -> None:
+    # llama-fit-params of build 11434: 120 MiB in main memory with one slot of 4096, 192 with two
+    card = replace(gpu(1024), device="Vulkan0")
+    one, two = (place(kimi(), machine(gpus=(card,)), Wanted(4096 * slots, slots)) for slots in (1, 2))
+    assert one.memory[-1].compute.nbytes / MIB == pytest.approx(120, abs=16)
+    assert two.memory[-1].compute.nbytes / MIB == pytest.approx(192, abs=16)
+    assert any("one slot" in note for note in two.notes)
+    assert not any("one slot" in note for note in one.notes)
+    assert not any("one slot" in note for note in place(kimi(), machine(gpus=(gpu(1024),)), Wanted(8192, 2)).notes)
 
 
 def on_vulkan(vram: float, limit: int, number: int = 0) -> Accelerator:
