@@ -9,7 +9,8 @@ short_description: Bring the files of a model revision to a host and prove them
 description:
   - A file counts as there when the proof record's size, time and inode still agree.
   - A file without a record is hashed and adopted.
-  - A missing file is fetched into C(<path>.part), continued after a kill, hashed on the way.
+  - A missing file that bigiron brought for another revision gets a second name; one that a person has elsewhere is refused, with the move.
+  - Any other missing file is fetched into C(<path>.part), continued after a kill, hashed on the way.
   - It gets its name when size and hash agree.
   - Refused before the first byte when a file system is too small. A file of a person's is never overwritten.
 options:
@@ -44,6 +45,7 @@ RETURN = r"""
 folder: {type: str, returned: success, description: "Folder of the revision."}
 proved: {type: list, returned: success, description: "Files the record vouches for."}
 adopted: {type: list, returned: success, description: "Files that stood there unrecorded and turned out right."}
+linked: {type: list, returned: success, description: "Files of another revision that got a second name."}
 fetched: {type: list, returned: success, description: "Files that were (check mode: would be) fetched."}
 received_bytes: {type: int, returned: success, description: "Bytes that came over the network."}
 removed: {type: list, returned: when absent, description: "Removed paths."}
@@ -88,7 +90,7 @@ def main():
         answer = store.main({**wanted, "check": module.check_mode})
     except BigironError as error:
         module.fail_json(msg=str(error), hint=error.hint, refused=error.exit_code == 4)
-    module.exit_json(**answer, diff=_diff([], answer["fetched"]))
+    module.exit_json(**answer, diff=_diff([], answer["linked"] + answer["fetched"]))
 
 
 def _diff(before, after):

@@ -1,91 +1,28 @@
-"""Fetching one file and a set of files from a server that behaves badly in all the reported ways."""
+"""Fetching one file from a server that behaves badly in all the reported ways."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import http.server
 import json
 import os
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bigiron.errors import BigironError, Refused
+from bigiron.errors import BigironError
 from bigiron.hub import fetch as fetching
 from bigiron.hub.fetch import Item, Patience, fetch
-from bigiron.hub.store import RECORD, Proofs, Revision, Wanted, ensure, remove_recorded
+from fixtures.hubserver import BODY, Server, running, serve, status
 
-BODY = bytes(range(256)) * 4096
 SUM = hashlib.sha256(BODY).hexdigest()
-REVISION = "0123456789abcdef0123456789abcdef01234567"
-
-
-@dataclass
-class Server:
-    """``script`` holds one answer per request; when it is empty the file is served properly."""
-
-    url: str = ""
-    requests: list[dict[str, str]] = field(default_factory=list)
-    script: list[Callable[[http.server.BaseHTTPRequestHandler], None]] = field(default_factory=list)
-
-    def ranges(self) -> list[str]:
-        return [request.get("range", "") for request in self.requests]
-
-
-def serve(handler: http.server.BaseHTTPRequestHandler, body: bytes = BODY, cut: int = 0, ignore_range: bool = False) -> None:
-    start = 0
-    asked = handler.headers.get("Range", "")
-    if asked and not ignore_range:
-        start = int(asked.removeprefix("bytes=").rstrip("-"))
-        if start >= len(body):
-            handler.send_response(416)
-            handler.send_header("Content-Range", f"bytes */{len(body)}")
-            handler.send_header("Content-Length", "0")
-            handler.end_headers()
-            return
-        handler.send_response(206)
-        handler.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
-    else:
-        handler.send_response(200)
-    handler.send_header("Content-Length", str(len(body) - start))
-    handler.end_headers()
-    handler.wfile.write(body[start : len(body) - cut])
-
-
-def status(code: int, **headers: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
-    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
-        handler.send_response(code)
-        for name, value in {"Content-Length": "0", **headers}.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-
-    return answer
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            state.requests.append({name.lower(): value for name, value in self.headers.items()} | {"path": self.path})
-            (state.script.pop(0) if state.script else serve)(self)
-            self.close_connection = True
-
-        def log_message(self, *_args: object) -> None:
-            pass
-
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    state.url = f"http://127.0.0.1:{running.server_address[1]}"
-    yield state
-    running.shutdown()
-    running.server_close()
+    with running() as state:
+        yield state
 
 
 class Clock:
@@ -291,180 +228,3 @@ def test_folder_of_another_user_is_named(server: Server, tmp_path: Path) -> None
     with pytest.raises(BigironError, match="cannot write here") as caught:
         fetch(Item(f"{server.url}/x", tmp_path / "missing" / "x", SUM, len(BODY)))
     assert "uid" in str(caught.value.hint)
-
-
-# --- a set of files ------------------------------------------------------------------------------------------
-
-
-PARTS = {"q/a-00001-of-00002.gguf": BODY, "q/a-00002-of-00002.gguf": BODY[::-1]}
-
-
-def wanted_files() -> list[Wanted]:
-    return [Wanted(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in PARTS.items()]
-
-
-def serve_set(server: Server) -> None:
-    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
-        name = handler.path.split(f"/resolve/{REVISION}/", 1)[1]
-        serve(handler, PARTS[name])
-
-    server.script = [answer] * 20
-
-
-def run(server: Server, root: Path, **more: object) -> dict[str, object]:
-    options = {"endpoint": server.url, "reserve_bytes": 0, "progress": lambda *_a: None, **more}
-    return ensure(Revision(root, "org/repo", REVISION), wanted_files(), **options)  # type: ignore[arg-type]
-
-
-def test_set_is_fetched_recorded_and_then_left_alone(server: Server, tmp_path: Path) -> None:
-    serve_set(server)
-    first = run(server, tmp_path)
-    assert first["changed"]
-    assert first["fetched"] == list(PARTS)
-    asked = len(server.requests)
-    second = run(server, tmp_path)
-    assert not second["changed"]
-    assert second["proved"] == list(PARTS)
-    assert len(server.requests) == asked == 2
-    record = json.loads((tmp_path / "org/repo" / REVISION / RECORD).read_text())
-    assert set(record["files"]) == set(PARTS)
-    assert set(record["files"]["q/a-00001-of-00002.gguf"]) == {"size", "sha256", "mtime_ns", "inode"}
-
-
-def test_folders_are_readable_whatever_the_umask(server: Server, tmp_path: Path) -> None:
-    serve_set(server)
-    old = os.umask(0o077)
-    try:
-        run(server, tmp_path / "models")
-    finally:
-        os.umask(old)
-    folder = tmp_path / "models/org/repo" / REVISION / "q"
-    assert {path.stat().st_mode & 0o777 for path in (folder, folder.parent, tmp_path / "models")} == {0o755}
-    assert (folder / "a-00001-of-00002.gguf").stat().st_mode & 0o777 == 0o644
-    assert (folder.parent / RECORD).stat().st_mode & 0o777 == 0o644
-
-
-def test_small_disk_is_refused_before_the_first_byte(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_set(server)
-    room = 2 * len(BODY) - 1000
-    real = os.statvfs(tmp_path)
-    monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result((*real[:1], 1, *real[2:4], room, *real[5:])))
-    with pytest.raises(Refused, match="2 files") as caught:
-        run(server, tmp_path)
-    assert server.requests == []
-    assert not (tmp_path / "org").exists()
-    assert caught.value.exit_code == 4
-    # a kept part counts towards the need
-    part = tmp_path / "org/repo" / REVISION / "q/a-00001-of-00002.gguf.part"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(BODY[:1000])
-    assert run(server, tmp_path)["received_bytes"] == 2 * len(BODY) - 1000
-
-
-def test_right_file_of_a_person_is_adopted(server: Server, tmp_path: Path) -> None:
-    serve_set(server)
-    folder = tmp_path / "org/repo" / REVISION / "q"
-    folder.mkdir(parents=True)
-    mine = folder / "a-00001-of-00002.gguf"
-    mine.write_bytes(BODY)
-    server.script = [lambda handler: serve(handler, BODY[::-1])]
-    answer = run(server, tmp_path)
-    assert answer["adopted"] == ["q/a-00001-of-00002.gguf"]
-    assert answer["fetched"] == ["q/a-00002-of-00002.gguf"]
-    remove_recorded(tmp_path)
-    assert mine.read_bytes() == BODY
-    assert not (folder / "a-00002-of-00002.gguf").exists()
-
-
-@pytest.mark.parametrize("content", [b"other", bytes(len(BODY))])
-def test_other_file_of_a_person_is_never_overwritten(server: Server, tmp_path: Path, content: bytes) -> None:
-    serve_set(server)
-    mine = tmp_path / "org/repo" / REVISION / "q/a-00001-of-00002.gguf"
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(content)
-    with pytest.raises(BigironError, match="other content"):
-        run(server, tmp_path)
-    assert mine.read_bytes() == content
-    assert server.requests == []
-
-
-def test_our_own_file_that_rotted_is_fetched_again(server: Server, tmp_path: Path) -> None:
-    serve_set(server)
-    run(server, tmp_path)
-    path = tmp_path / "org/repo" / REVISION / "q/a-00001-of-00002.gguf"
-    path.write_bytes(b"\0" * len(BODY))
-    assert run(server, tmp_path)["fetched"] == ["q/a-00001-of-00002.gguf"]
-    assert path.read_bytes() == BODY
-
-
-def test_touched_file_is_hashed_again_not_fetched(server: Server, tmp_path: Path) -> None:
-    serve_set(server)
-    run(server, tmp_path)
-    path = tmp_path / "org/repo" / REVISION / "q/a-00001-of-00002.gguf"
-    os.utime(path, ns=(1, 1))
-    again = run(server, tmp_path)
-    assert again["adopted"] == ["q/a-00001-of-00002.gguf"]
-    assert Proofs(path.parent.parent).adopted == set()
-    assert len(server.requests) == 2
-
-
-def test_check_changes_nothing(server: Server, tmp_path: Path) -> None:
-    answer = run(server, tmp_path / "models", check=True)
-    assert answer["fetched"] == list(PARTS)
-    assert list(tmp_path.iterdir()) == []
-    assert server.requests == []
-
-
-def test_dangling_link_is_told(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "org/repo" / REVISION / "q/a-00001-of-00002.gguf"
-    path.parent.mkdir(parents=True)
-    path.symlink_to("../../blobs/gone")
-    with pytest.raises(BigironError, match="broken link"):
-        run(server, tmp_path)
-
-
-def test_failing_shard_leaves_the_finished_one_valid(server: Server, tmp_path: Path) -> None:
-    server.script = [lambda handler: serve(handler, BODY), status(404)]
-    with pytest.raises(BigironError, match="404"):
-        run(server, tmp_path)
-    serve_set(server)
-    answer = run(server, tmp_path)
-    assert answer["proved"] == ["q/a-00001-of-00002.gguf"]
-    assert answer["fetched"] == ["q/a-00002-of-00002.gguf"]
-
-
-def test_removal_takes_parts_and_empty_folders_and_keeps_strangers(server: Server, tmp_path: Path) -> None:
-    root = tmp_path / "models"
-    serve_set(server)
-    run(server, root)
-    folder = root / "org/repo" / REVISION
-    (folder / "q/rest.gguf.part").write_bytes(b"x")
-    stranger = root / "mine" / "notes.txt"
-    stranger.parent.mkdir()
-    stranger.write_text("keep")
-    assert remove_recorded(root, check=True)
-    assert (folder / "q/a-00001-of-00002.gguf").exists()
-    removed = remove_recorded(root)
-    assert len(removed) == 4
-    assert not (root / "org").exists()
-    assert stranger.exists()
-    assert remove_recorded(root) == []
-
-
-@pytest.mark.parametrize("path", ["../x", "/x", "a//b", "a/./b", "", "x.part"])
-def test_path_that_leaves_the_folder_is_refused(path: str) -> None:
-    with pytest.raises(BigironError):
-        Wanted(path, 1, SUM)
-
-
-@pytest.mark.parametrize(
-    ("repo", "revision"), [("org", REVISION), ("../x", REVISION), ("org/repo", "main"), ("a/b/c", REVISION)]
-)
-def test_unpinned_or_strange_repository_is_refused(tmp_path: Path, repo: str, revision: str) -> None:
-    with pytest.raises(BigironError):
-        Revision(tmp_path, repo, revision)
-
-
-def test_torn_record_proves_nothing(tmp_path: Path) -> None:
-    (tmp_path / RECORD).write_text('{"files": {"a"')
-    assert Proofs(tmp_path).files == {}

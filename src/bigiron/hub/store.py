@@ -9,8 +9,9 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -134,19 +135,22 @@ def ensure(
 ) -> dict[str, Any]:
     """Make every wanted file stand and proved.
 
-    Returns ``{"changed", "folder", "proved": [path], "adopted": [path], "fetched": [path], "received_bytes"}``.
-    Raises Refused before the first byte when a file system is too small, and BigironError for a file of a person that has
-    the name of a wanted one and other content: it is never overwritten.
+    Returns ``{"changed", "folder", "proved": [path], "adopted": [path], "linked": [path], "fetched": [path], "received_bytes"}``;
+    "linked" are files that bigiron had brought for another revision and that did not change since. Raises Refused before the first
+    byte when a file system is too small or a person has the very file elsewhere under the root, and BigironError for a file of a
+    person that has the name of a wanted one and other content: it is never overwritten.
     """
     report = Progress("model") if progress is None else progress
     patience = patience or Patience()
     try:
         proofs = Proofs(revision.folder)
         missing, known, adopted = _sort(revision, wanted, proofs, report, check=check)
+        linked = _link_from_elsewhere(revision, missing, proofs, report, check=check)
+        missing = [want for want in missing if want.path not in linked]
         _refuse_small_disk(revision.folder, missing, reserve_bytes)
         answer: dict[str, Any] = {
-            "changed": bool(missing or adopted), "folder": str(revision.folder), "proved": known, "adopted": adopted,
-            "fetched": [want.path for want in missing], "received_bytes": 0,
+            "changed": bool(missing or adopted or linked), "folder": str(revision.folder), "proved": known, "adopted": adopted,
+            "linked": linked, "fetched": [want.path for want in missing], "received_bytes": 0,
         }  # fmt: skip
         if not check:
             kept = sum(want.size for want in wanted) - sum(want.size for want in missing)
@@ -201,6 +205,59 @@ def _sort(
                 hint="move it away and run it again",
             )
     return missing, known, adopted
+
+
+def _link_from_elsewhere(
+    revision: Revision, missing: list[Wanted], proofs: Proofs, report: Callable[..., None], *, check: bool
+) -> list[str]:
+    """Missing files that stand elsewhere under the root under the same name: hundreds of gigabytes are not fetched twice.
+
+    What bigiron brought for another revision gets a second name (hard link). What a person brought is theirs: Refused, with the move.
+    """
+    names: dict[str, list[Path]] = {want.path.rsplit("/", 1)[-1]: [] for want in missing}
+    for folder, _, files in os.walk(revision.root) if missing else ():
+        for name in names.keys() & set(files):
+            names[name].append(Path(folder, name))
+    linked, moves = [], []
+    for want in missing:
+        target = revision.folder / want.path
+        for path in names[target.name]:
+            if path == target or path.is_symlink() or path.stat().st_size != want.size:
+                continue
+            owner = _owner(revision.root, path)
+            if owner is not None and owner[0].holds(replace(want, path=owner[1]), path):
+                if not check:
+                    _make_folders(target.parent)
+                    try:
+                        os.link(path, target)
+                    except OSError:  # another file system, or one without hard links
+                        continue
+                    proofs.add(want, target, adopted=False)
+                linked.append(want.path)
+                break
+            if owner is None and _hash(path, want, report) == want.sha256:
+                moves.append((path, target))
+                break
+    if moves:
+        path, target = moves[0]
+        raise Refused(
+            f"{count(len(moves), 'file')} of the model found elsewhere, not fetched again: {path} is {target.name}",
+            where=str(revision.root),
+            hint=f"mkdir -p {shlex.quote(str(target.parent))} && mv "
+            + " ".join(shlex.quote(str(path)) for path, _ in moves)
+            + f" {shlex.quote(str(target.parent))}/",
+        )
+    return linked
+
+
+def _owner(root: Path, path: Path) -> Optional[tuple[Proofs, str]]:
+    """The record of the revision that brought ``path``, and its path there; None when it is a person's."""
+    parts = path.relative_to(root).parts
+    if len(parts) < 4:
+        return None
+    folder = root.joinpath(*parts[:3])
+    proofs, name = Proofs(folder), "/".join(parts[3:])
+    return (proofs, name) if name in proofs.files and name not in proofs.adopted else None
 
 
 def _hash(path: Path, want: Wanted, report: Callable[..., None]) -> str:
