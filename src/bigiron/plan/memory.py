@@ -166,13 +166,16 @@ class Borrowed:
     cache: int = 0
     block: int = sys.maxsize
 
-    def beside(self, results: int, before: int, last: int) -> int:
+    def beside(self, results: int, before: int, last: int, *, crowded: bool) -> int:
         """Bytes of expert copies and ``results`` at their peak; ``before`` the last product there are fewer, ``last`` is its result.
 
-        A copy lives for one product, so the next takes its place, unless it or both do not fit one block.
+        A copy lives for one product, so the next takes its place, unless it or both do not fit one block. ``crowded``: no earlier
+        moment left room for the results, so they move into the block of the first copy, and the next copy needs a block of its own.
         """
-        apart = sum(size for size in self.experts if size > self.block)
-        fitting = [size for size in self.experts if size <= self.block]
+        only = len(self.experts) == 1
+        large = [size for size in self.experts if size > self.block or (only and size + before > self.block)]
+        fitting = [size for size in self.experts if size not in large]
+        apart = sum(large) * (2 if only and crowded else 1)
         peak = results + max(fitting, default=0)
         if fitting and peak > self.block:
             peak = max(peak, min(fitting) + before + (max(fitting) if len(fitting) > 1 else last))
@@ -230,7 +233,9 @@ def compute_bytes(
         (5 * width + borrowed.cache, f"attention on a copy of one layer's cache, {gib(borrowed.cache)}"),
     ]
     if borrowed.experts:
-        beside = borrowed.beside(chosen + 2 * width + mask, inner + 5 * width + mask, chosen - inner) - mask
+        results = chosen + 2 * width
+        crowded = results > moments[0][0]
+        beside = borrowed.beside(results + mask, inner + 5 * width + mask, chosen - inner, crowded=crowded) - mask
         moments.append((beside, f"chosen experts of one layer and copies of experts, {gib(sum(borrowed.experts))} at most"))
     elif role.experts and chosen:
         chosen += 6 * width
