@@ -79,6 +79,24 @@ def test_wrong_words_are_usage_errors_that_name_them(words, says, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_where_the_header_came_from_is_said(monkeypatch, tmp_path, kimi):
+    from bigiron.gguf.facts import model_facts
+    from bigiron.gguf.sets import inspect_set
+    from bigiron.hub.quants import QuantFiles
+    from bigiron.hub.tree import RepoTree
+
+    listing = RepoTree("http://hub", "org/k2", "c" * 40, (), ("file list of org/k2 from the cache",))
+    monkeypatch.setattr(ahead.tree, "commit_of", lambda *_: ("c" * 40, "the hub is down: commit ccc"))
+    monkeypatch.setattr(ahead.tree, "list_files", lambda *_: listing)
+    monkeypatch.setattr(ahead.tree, "select", lambda _, quant: QuantFiles(quant, quant, ()))
+    monkeypatch.setattr(ahead.headers, "facts", lambda *_: model_facts(inspect_set(kimi).headers))
+    plan = ahead.plan("epyc-9354p", "kimi-k2", Wish(quant="Q2_K"))
+    assert plan.warnings[:2] == (
+        "the hub is down: commit ccc; pin it in inventory/catalogue.yml",
+        "file list of org/k2 from the cache",
+    )
+
+
 def test_an_unknown_machine_lists_the_known():
     with pytest.raises(UsageError) as caught:
         ahead.plan("mainframe", "x", Wish())

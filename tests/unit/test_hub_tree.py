@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from bigiron.errors import BigironError, Refused, UsageError
 from bigiron.hub.quants import RepoFile, group
-from bigiron.hub.tree import RepoTree, list_files, quants, select
+from bigiron.hub.tree import RepoTree, commit_of, list_files, quants, select
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40
@@ -175,6 +176,26 @@ def test_a_branch_while_the_hub_is_down_names_cached_commits(hub: ThreadingHTTPS
     with pytest.raises(Refused, match="cannot be asked") as caught:
         list_files(hub.url, REPO, "main", None)
     assert COMMIT in str(caught.value.hint)
+
+
+def test_the_commit_of_a_branch_is_told_and_remembered_while_the_hub_is_down(
+    hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    hub.down = True
+    with pytest.raises(BigironError, match="cannot be reached"):
+        commit_of(hub.url, REPO, "main", None)
+    hub.down = False
+    commit, note = commit_of(hub.url, REPO, "main", None)
+    assert commit == COMMIT
+    assert f"{REPO} is not pinned" in note
+    hub.down = True
+    commit, note = commit_of(hub.url, REPO, "main", None)
+    assert commit == COMMIT
+    assert "is down" in note
+    assert time.strftime("%Y-%m-%d") in note
+    with pytest.raises(BigironError, match="cannot be reached"):
+        commit_of(hub.url, REPO, "other-branch", None)
 
 
 def test_hub_down_uses_what_another_endpoint_gave_and_says_so(hub: ThreadingHTTPServer) -> None:

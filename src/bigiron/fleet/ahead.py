@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from bigiron.errors import UsageError
@@ -46,7 +47,9 @@ def plan(machine: str, model: str, wish: Wish) -> ModelPlan:
     """
     wish.check()
     hardware = machinefile.read(_machine_file(machine))
-    return choose(hardware, _facts(model, wish.quant), wish)
+    facts, notes = _facts(model, wish.quant)
+    found = choose(hardware, facts, wish)
+    return replace(found, warnings=(*notes, *found.warnings))
 
 
 def _machine_file(name: str) -> Path:
@@ -61,7 +64,8 @@ def _machine_file(name: str) -> Path:
     return known if not path.exists() and known.exists() else path
 
 
-def _facts(model: str, quant: str) -> Mapping[str, ModelFacts]:
+def _facts(model: str, quant: str) -> tuple[Mapping[str, ModelFacts], tuple[str, ...]]:
+    """The facts of each quant that comes into question, and where they are from when that should be known."""
     local = Path(model)
     if local.exists():
         report = inspect_set(local)
@@ -71,24 +75,26 @@ def _facts(model: str, quant: str) -> Mapping[str, ModelFacts]:
                 wrong[0].detail, where=model, hint="name a GGUF file, shard 1 of a split set, or a folder with one model"
             )
         found = model_facts(report.headers)
-        return {found.quant if quant == AUTO else quant: found}
-    repo, commit, endpoint = _repository(model)
+        return {found.quant if quant == AUTO else quant: found}, ()
+    repo, commit, endpoint, notes = _repository(model)
     token = os.environ.get("HF_TOKEN")
     listing = tree.list_files(endpoint, repo, commit, token)
     if quant != AUTO:
         chosen = tree.select(listing, quant)
-        return {chosen.name: headers.facts(listing, chosen, token)}
-    return headers.of_quants(listing, tree.provable(listing), token)
+        return {chosen.name: headers.facts(listing, chosen, token)}, (*notes, *listing.notes)
+    return headers.of_quants(listing, tree.provable(listing), token), (*notes, *listing.notes)
 
 
-def _repository(model: str) -> tuple[str, str, str]:
-    """(repository, commit, endpoint); a catalogue entry without a commit asks the hub for today's."""
+def _repository(model: str) -> tuple[str, str, str, tuple[str, ...]]:
+    """(repository, commit, endpoint, notes); a catalogue entry without a commit asks the hub for today's."""
     if match := re.fullmatch(r"(?P<repo>[\w.-]+/[\w.-]+)@(?P<commit>[0-9a-fA-F]{40})", model):
-        return match["repo"], match["commit"].lower(), ""
+        return match["repo"], match["commit"].lower(), "", ()
     if "/" in model:
         raise UsageError(
             f"{model!r} is no pinned repository", where="--model", hint="write owner/repository@commit (40 hex digits)"
         )
     entry = catalogue.find(catalogue.read(CATALOGUE), model)
-    commit = entry.revision or tree.commit_of(entry.endpoint, entry.repo, entry.branch, os.environ.get("HF_TOKEN"))
-    return entry.repo, commit, entry.endpoint
+    if entry.revision:
+        return entry.repo, entry.revision, entry.endpoint, ()
+    commit, note = tree.commit_of(entry.endpoint, entry.repo, entry.branch, os.environ.get("HF_TOKEN"))
+    return entry.repo, commit, entry.endpoint, (f"{note}; pin it in inventory/catalogue.yml",)

@@ -235,16 +235,28 @@ def _guard(call: Callable[[], _Result], base: str, repo: str, revision: str, sec
     raise BigironError(f"the hub's answer could not be used: {detail}", where=where, hint=f"is {base} a hub?") from None
 
 
-def commit_of(endpoint: str, repo: str, branch: str, token: str | None) -> str:
-    """The commit (40 hex digits) that ``branch`` or a tag of ``repo`` points to now. Raises as `list_files` does."""
+def commit_of(endpoint: str, repo: str, branch: str, token: str | None) -> tuple[str, str]:
+    """The commit (40 hex digits) that ``branch`` or a tag of ``repo`` points to now, and a note that says so.
+
+    When the hub is down, what it said last time, and the note says that. Raises as `list_files` does.
+    """
     base = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
     _check_names(base, repo, branch)
+    last = _folder(repo) / f"{quote(branch, safe='')}.{sha256(base.encode()).hexdigest()[:12]}.branch"
     try:
-        return _ask_commit(base, repo, branch, (token or "").strip() or None)
+        commit = _ask_commit(base, repo, branch, (token or "").strip() or None)
     except _HubDownError as error:
-        raise BigironError(
-            f"the hub at {base} cannot be reached: {error}", where=f"{repo}@{branch}", hint="pin a commit to work without it"
-        ) from None
+        try:
+            commit, day = last.read_text(encoding="ascii").split()
+        except (OSError, ValueError):
+            raise BigironError(
+                f"the hub at {base} cannot be reached: {error}",
+                where=f"{repo}@{branch}",
+                hint="pin a commit to work without it",
+            ) from None
+        return commit, f"{base} is down ({error}): commit {commit} of {repo}, which it named on {day}"
+    write_atomic(last, f"{commit} {time.strftime('%Y-%m-%d')}\n")
+    return commit, f"{repo} is not pinned: today {branch!r} is commit {commit}"
 
 
 def _ask_commit(base: str, repo: str, branch: str, secret: str | None) -> str:
