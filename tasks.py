@@ -25,22 +25,18 @@ def _targets(host: str, group: str, inventory: str) -> list[Any]:
     return select.targets(host, group, inventory, say)
 
 
-@command(help=HELP)
-def hosts(_c: Context, host: str = "all", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
+@command(help={**HELP, "explain": "show every connection setting and who sets it; passwords are masked"})
+def hosts(
+    _c: Context, host: str = "all", group: str = "", inventory: str = INVENTORY, explain: bool = False, json: bool = False
+) -> int:
     """List the hosts of the inventory and how each is reached.
 
     Example: ./inv hosts --inventory inventory/example
     """
     from bigiron.fleet import inventory as inventories
-    from bigiron.report import console, machines
+    from bigiron.report import machines
 
-    found = inventories.load(inventory).select(host, group or None)
-    rows = [(one.name, ", ".join(one.groups), machines.reached(one.connection)) for one in found]
-    if json:
-        console.print_json([{"host": name, "groups": groups.split(", "), "reached": how} for name, groups, how in rows])
-    else:
-        console.table(("host", "groups", "reached"), rows)
-    return 0
+    return machines.show_hosts(inventories.load(inventory).select(host, group or None), as_json=json, explain=explain)
 
 
 @command(help=HELP)

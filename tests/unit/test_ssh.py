@@ -80,6 +80,21 @@ def test_sudo_password_precedence(cfg: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "high" not in repr(both)
 
 
+def test_every_setting_names_who_sets_it_and_passwords_are_masked(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg.write_text("[defaults]\nremote_user = low\nremote_port = 2\nprivate_key_file = k\n")
+    monkeypatch.setenv("ANSIBLE_REMOTE_USER", "middle")
+    monkeypatch.setenv("ANSIBLE_BECOME_PASS", "geheim")
+    monkeypatch.setenv("ANSIBLE_REMOTE_PORT", "3")
+    found = environment.effective({"ansible_user": "high", "ansible_password": "geheim too"})
+    assert found["user"] == ("high", "ansible_user in the inventory")
+    assert found["port"] == ("3", "ANSIBLE_REMOTE_PORT in the environment")
+    assert found["key_file"] == ("k", "private_key_file in [defaults] of ansible.cfg")
+    assert found["password"] == ("***", "ansible_password in the inventory")
+    assert found["become_password"] == ("***", "ANSIBLE_BECOME_PASS in the environment")
+    assert "geheim" not in str(found)
+    assert "become" not in found
+
+
 def test_options_are_read_as_ssh_reads_them(cfg: Path, tmp_path: Path) -> None:
     config = "Host box\n  HostName 10.0.0.9\n  HostKeyAlias alias\nHost j\n  User jump\n  Port 44\n"
     known = tmp_path / "known hosts"

@@ -88,15 +88,34 @@ def holder(name: str, variables: Mapping[str, Any]) -> str | None:
 def setting(name: str, variables: Mapping[str, Any]) -> Any:
     """The effective value of ``name`` for a host with ``variables``; None where nobody sets it."""
     variable = holder(name, variables)
-    if variable is not None:
-        return variables[variable]
+    return variables[variable] if variable is not None else _outside(name)[0]
+
+
+def _outside(name: str) -> tuple[str | None, str]:
+    """What the environment or ansible.cfg says of ``name``, and which of them."""
     _, environment, section, key = _SETTINGS[name]
     for env in environment:
         if os.environ.get(env):
-            return os.environ[env]
+            return os.environ[env], f"{env} in the environment"
     if section and ANSIBLE_CFG.exists():
-        return _config(ANSIBLE_CFG, ANSIBLE_CFG.stat().st_mtime_ns).get(section, key, fallback=None)
-    return None
+        value = _config(ANSIBLE_CFG, ANSIBLE_CFG.stat().st_mtime_ns).get(section, key, fallback=None)
+        if value is not None:
+            return value, f"{key} in [{section}] of ansible.cfg"
+    return None, ""
+
+
+def effective(variables: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Every connection setting that somebody sets for a host with ``variables``: name -> (value, who sets it). Passwords are masked."""
+    found = {}
+    for name in _SETTINGS:
+        variable = holder(name, variables)
+        secret = name in {"password", "become_password"}
+        value, origin = (None, f"{variable} in the inventory") if variable is not None else _outside(name)
+        if variable is not None and not secret:  # a sealed password stays sealed
+            value = variables[variable]
+        if variable is not None or value is not None:
+            found[name] = ("***" if secret else str(value), origin)
+    return found
 
 
 def as_bool(value: object, default: bool) -> bool:

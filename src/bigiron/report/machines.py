@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigiron.errors import EXIT_OK, EXIT_UNREACHABLE, BigironError
 from bigiron.machine.model import Machine
@@ -13,6 +13,7 @@ from bigiron.units import gib
 
 if TYPE_CHECKING:
     from bigiron.fleet.connection import Connection
+    from bigiron.fleet.inventory import Target
     from bigiron.fleet.survey import Look
 
 
@@ -41,6 +42,30 @@ def reached(connection: Connection) -> str:
     port = f":{connection.port}" if connection.port else ""
     jumps = [word for flag, word in pairwise(connection.ssh_args) if flag == "-J"]
     return f"ssh {user}{connection.host}{port}" + "".join(f" -J {jump}" for jump in jumps)
+
+
+def show_hosts(found: Sequence[Target], *, as_json: bool, explain: bool) -> int:
+    """The hosts and how each is reached; with ``explain`` every setting of the connection and who sets it."""
+    from bigiron.fleet.environment import effective
+
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {"host": one.name, "groups": list(one.groups), "reached": reached(one.connection)} for one in found
+        ]
+        for row, one in zip(rows, found, strict=True):
+            if explain:
+                row["settings"] = {name: {"value": value, "from": who} for name, (value, who) in effective(one.vars).items()}
+        console.print_json(rows)
+    elif explain:
+        for one in found:
+            settings = [(name, value, who) for name, (value, who) in effective(one.vars).items()]
+            console.table(("setting", "value", "set by"), settings, title=f"{one.name}: {reached(one.connection)}")
+        console.say("What is not listed is left to ssh_config (ssh -G HOST shows it) or is Ansible's default.")
+    else:
+        console.table(
+            ("host", "groups", "reached"), [(one.name, ", ".join(one.groups), reached(one.connection)) for one in found]
+        )
+    return EXIT_OK
 
 
 def summary(machine: Machine) -> str:
