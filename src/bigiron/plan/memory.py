@@ -236,7 +236,7 @@ def compute_bytes(
         results = chosen + 2 * width
         crowded = results > moments[0][0]
         beside = borrowed.beside(results + mask, inner + 5 * width + mask, chosen - inner, crowded=crowded) - mask
-        moments.append((beside, f"chosen experts of one layer and copies of experts, {gib(sum(borrowed.experts))} at most"))
+        moments.append((beside, f"chosen experts of one layer and copies of experts ({gib(beside - results)})"))
     elif role.experts and chosen:
         chosen += 6 * width
         moments.append((chosen, "chosen experts of one layer"))
