@@ -1,4 +1,5 @@
 import pytest
+from tests.fixtures.gguf import GgufFile, shard_set
 from tests.fixtures.gguf_models import KIMI_K2, SMALL_MOE, write_model
 from tests.unit.test_cli import bigiron
 
@@ -95,6 +96,18 @@ def test_where_the_header_came_from_is_said(monkeypatch, tmp_path, kimi):
         "the hub is down: commit ccc; pin it in inventory/catalogue.yml",
         "file list of org/k2 from the cache",
     )
+
+
+def test_everything_wrong_with_a_file_is_said(tmp_path):
+    parts = shard_set(
+        tmp_path, "m", [GgufFile().add("general.architecture", "llama").tensor("token_embd.weight", (8,)), GgufFile()]
+    )
+    joined = tmp_path / "joined.gguf"
+    joined.write_bytes(b"".join(path.read_bytes() for path in parts))
+    with pytest.raises(UsageError) as caught:
+        ahead.plan("epyc-9354p", str(joined), Wish())
+    assert "joined with cat" in caught.value.what
+    assert "declares itself part 1 of 2 but the name is not a split name" in caught.value.what
 
 
 def test_an_unknown_machine_lists_the_known():

@@ -69,10 +69,13 @@ def _facts(model: str, quant: str) -> tuple[Mapping[str, ModelFacts], tuple[str,
     local = Path(model)
     if local.exists():
         report = inspect_set(local)
-        wrong = [finding for finding in report.findings if not finding.ok]
+        wrong = [finding.detail for finding in report.findings if not finding.ok]
         if wrong:
+            more = [f"{len(wrong) - 3} more"] if len(wrong) > 3 else []
             raise UsageError(
-                wrong[0].detail, where=model, hint="name a GGUF file, shard 1 of a split set, or a folder with one model"
+                "; ".join([*wrong[:3], *more]),
+                where=model,
+                hint="name a GGUF file, shard 1 of a split set, or a folder with one model",
             )
         found = model_facts(report.headers)
         return {found.quant if quant == AUTO else quant: found}, ()

@@ -110,6 +110,10 @@ def find_entries(directory: Path) -> list[Path]:
     return list(dict.fromkeys(entry_of(path) for path in names))
 
 
+def _raw_piece(path: Path) -> str:
+    return f"{path.name} is a piece of a raw byte split, not a shard: join all pieces in order into one .gguf file (cat)"
+
+
 def resolve_entry(path: Path) -> Path:
     """The file to hand to llama-server, for a directory, any shard, or a single file.
 
@@ -133,6 +137,7 @@ def resolve_entry(path: Path) -> Path:
             reasons.append(f"{entry.name} is {kind}")
     if len(models) == 1:
         return models[0]
+    reasons += [_raw_piece(piece) for piece in sorted(path.iterdir()) if RAW_PART.search(piece.name)][:1]
     what = (
         f"holds {len(models)} models: {', '.join(model.name for model in models)}"
         if models
@@ -148,7 +153,7 @@ def inspect_set(path: Path, *, known_architectures: Optional[Iterable[str]] = No
     Raises GgufError only where no set can be named at all (see ``resolve_entry``); everything else is a finding.
     """
     if not path.is_dir() and RAW_PART.search(path.name):
-        what = f"{path.name} is a piece of a raw byte split, not a shard: join all pieces in order into one .gguf file (cat)"
+        what = _raw_piece(path)
         return SetReport(path, "raw part", "", (Shard(path, None, None),), (Finding(ok=False, id="raw-split", detail=what),))
     entry = resolve_entry(path)
     findings: list[Finding] = []

@@ -93,6 +93,8 @@ def test_b01_raw_byte_splits_are_another_verdict(tmp_path: Path, name: str) -> N
     report = inspect_set(tmp_path / name)
     assert [finding.id for finding in report.findings] == ["raw-split"]
     assert "join all pieces" in report.findings[0].detail
+    with pytest.raises(GgufError, match=r"holds no model; .* piece of a raw byte split"):
+        inspect_set(tmp_path)
 
 
 def test_b03_the_entry_is_the_first_shard_whatever_is_given(tmp_path: Path) -> None:
