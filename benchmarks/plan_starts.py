@@ -2,6 +2,9 @@
 
     sudo python benchmarks/plan_starts.py PATH/llama-server MODEL.gguf
 
+PATH holds llama-bench too: with it, a 30B-A3B of 12 layers is run with repacked weights under no limit, under what the plan says it needs (every
+weight counted once), and under three quarters of that, the file read anew each time. The second must be as fast as the first, the third not.
+
 Needs root (a memory cgroup, v1 or v2) and a small model. "Starts" means: /health says 200 and 16 tokens come back, both under the limit.
 llama-server reserves logits for one token per slot where llama-fit-params (and the plan) count a whole batch, and the plan keeps a reserve for
 the system: so limits just below what the plan asks for may still work. The refusals tried here lie below what no server can do without.
@@ -10,8 +13,10 @@ the system: so limits just below what the plan asks for may still work. The refu
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +31,8 @@ from bigiron.gguf.sets import inspect_set  # noqa: E402 -- the path comes first
 from bigiron.plan.capabilities import parse  # noqa: E402 -- the path comes first
 from bigiron.plan.model import ModelPlan, Wish, choose  # noqa: E402 -- the path comes first
 from bigiron.units import GIB, MIB  # noqa: E402 -- the path comes first
+from fixtures.gguf_models import SMALL_MOE  # noqa: E402 -- the path comes first
+from fixtures.model_shapes import shape  # noqa: E402 -- the path comes first
 from fixtures.planning import machine  # noqa: E402 -- the path comes first
 
 PORT = 18765
@@ -59,7 +66,27 @@ def main() -> int:
         wrong += not true
         asked = f"{wish.context} tokens, {wish.slots} slots, {wish.type_k}"
         print(f"| {bound} | {asked} | {plan.verdict} | {happened} | {'yes' if true else 'NO'} |", flush=True)
+    wrong += not repacked(binary.with_name("llama-bench"))
     return 1 if wrong else 0
+
+
+def repacked(bench: Path) -> bool:
+    """True when repacked weights need their own size, once."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = shape(SMALL_MOE, "Q4_K_M", layers=12).write(Path(folder) / "model.gguf")
+        plan = choose(machine(memory_gib=64, cores=2), model_facts(inspect_set(model).headers), Wish(context=512))
+        need = plan.memory_needed // MIB + 1
+        print(f"\n| limit MiB | repacked, {plan.facts.total_bytes // MIB} MiB of weights: tok/s |\n|---|---|")
+        speeds = []
+        for limit in (64 * 1024, need, need * 3 // 4):
+            with model.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            words = [str(bench), "-m", str(model), "-t", "2", "-p", "0", "-n", "32", "-r", "2", "-o", "jsonl"]
+            with _cgroup(limit) as enter:
+                ran = subprocess.run(words, capture_output=True, text=True, check=True, preexec_fn=enter)
+            speeds.append(float(json.loads(ran.stdout.splitlines()[-1])["avg_ts"]))
+            print(f"| {limit} | {speeds[-1]:.1f} |", flush=True)
+    return speeds[1] > 0.75 * speeds[0] and speeds[2] < 0.5 * speeds[0]
 
 
 def _needed(plan: ModelPlan) -> int:
