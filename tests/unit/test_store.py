@@ -151,6 +151,28 @@ def test_what_did_not_change_in_a_new_revision_gets_a_second_name(server: Server
     assert not tmp_path.exists()
 
 
+def test_without_hard_links_it_is_fetched(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    serve_set(server)
+    run(server, tmp_path, "f" * 40)
+    monkeypatch.setattr("os.link", none)
+    answer = run(server, tmp_path)
+    assert (answer["linked"], answer["fetched"], answer["received_bytes"]) == ([], list(PARTS), 2 * len(BODY))
+
+
+def test_a_move_is_asked_for_before_anything_is_linked(server: Server, tmp_path: Path) -> None:
+    serve_set(server)
+    run(server, tmp_path, "f" * 40)
+    old = tmp_path / "org/repo" / ("f" * 40) / "q/a-00001-of-00002.gguf"
+    (tmp_path / "mine").mkdir()
+    old.rename(tmp_path / "mine" / old.name)
+    with pytest.raises(Refused):
+        run(server, tmp_path)
+    assert not (tmp_path / "org/repo" / REVISION).exists()
+
+
 def test_a_file_of_another_revision_that_rotted_is_fetched(server: Server, tmp_path: Path) -> None:
     serve_set(server)
     run(server, tmp_path, "f" * 40)

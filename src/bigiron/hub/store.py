@@ -145,14 +145,26 @@ def ensure(
     try:
         proofs = Proofs(revision.folder)
         missing, known, adopted = _sort(revision, wanted, proofs, report, check=check)
-        linked = _link_from_elsewhere(revision, missing, proofs, report, check=check)
-        missing = [want for want in missing if want.path not in linked]
+        ours = _elsewhere(revision, missing, report)
+        linked = [want for want in missing if want.path in ours]
+        missing = [want for want in missing if want.path not in ours]
         _refuse_small_disk(revision.folder, missing, reserve_bytes)
         answer: dict[str, Any] = {
             "changed": bool(missing or adopted or linked), "folder": str(revision.folder), "proved": known, "adopted": adopted,
-            "linked": linked, "fetched": [want.path for want in missing], "received_bytes": 0,
+            "linked": list(ours), "fetched": [want.path for want in missing], "received_bytes": 0,
         }  # fmt: skip
         if not check:
+            for want in linked:
+                path = revision.folder / want.path
+                _make_folders(path.parent)
+                try:
+                    os.link(ours[want.path], path)
+                except OSError:  # a file system without hard links
+                    missing.append(want)
+                    answer["linked"].remove(want.path)
+                    answer["fetched"].append(want.path)
+                else:
+                    proofs.add(want, path, adopted=False)
             kept = sum(want.size for want in wanted) - sum(want.size for want in missing)
             for want in missing:
                 path = revision.folder / want.path
@@ -207,47 +219,45 @@ def _sort(
     return missing, known, adopted
 
 
-def _link_from_elsewhere(
-    revision: Revision, missing: list[Wanted], proofs: Proofs, report: Callable[..., None], *, check: bool
-) -> list[str]:
-    """Missing files that stand elsewhere under the root under the same name: hundreds of gigabytes are not fetched twice.
+def _elsewhere(revision: Revision, missing: list[Wanted], report: Callable[..., None]) -> dict[str, Path]:
+    """Missing files that bigiron brought for another revision, by path: hundreds of gigabytes are not fetched twice.
 
-    What bigiron brought for another revision gets a second name (hard link). What a person brought is theirs: Refused, with the move.
+    What a person has elsewhere under the root is theirs: Refused, with the move.
     """
     names: dict[str, list[Path]] = {want.path.rsplit("/", 1)[-1]: [] for want in missing}
     for folder, _, files in os.walk(revision.root) if missing else ():
         for name in names.keys() & set(files):
             names[name].append(Path(folder, name))
-    linked, moves = [], []
+    ours: dict[str, Path] = {}
+    moves = []
     for want in missing:
         target = revision.folder / want.path
+        device = _existing(target.parent).stat().st_dev
         for path in names[target.name]:
-            if path == target or path.is_symlink() or path.stat().st_size != want.size:
+            if path.is_symlink() or path.stat().st_size != want.size:
                 continue
             owner = _owner(revision.root, path)
-            if owner is not None and owner[0].holds(replace(want, path=owner[1]), path):
-                if not check:
-                    _make_folders(target.parent)
-                    try:
-                        os.link(path, target)
-                    except OSError:  # another file system, or one without hard links
-                        continue
-                    proofs.add(want, target, adopted=False)
-                linked.append(want.path)
-                break
             if owner is None and _hash(path, want, report) == want.sha256:
                 moves.append((path, target))
                 break
+            if owner is not None and owner[0].holds(replace(want, path=owner[1]), path) and path.stat().st_dev == device:
+                ours[want.path] = path
+                break
     if moves:
         path, target = moves[0]
+        folder = shlex.quote(str(target.parent))
         raise Refused(
             f"{count(len(moves), 'file')} of the model found elsewhere, not fetched again: {path} is {target.name}",
             where=str(revision.root),
-            hint=f"mkdir -p {shlex.quote(str(target.parent))} && mv "
-            + " ".join(shlex.quote(str(path)) for path, _ in moves)
-            + f" {shlex.quote(str(target.parent))}/",
+            hint=f"mkdir -p {folder} && mv {shlex.join(str(path) for path, _ in moves)} {folder}/",
         )
-    return linked
+    return ours
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder
 
 
 def _owner(root: Path, path: Path) -> Optional[tuple[Proofs, str]]:
@@ -270,9 +280,7 @@ def _refuse_small_disk(folder: Path, missing: list[Wanted], reserve_bytes: int) 
     place: dict[int, Path] = {}
     for want in missing:
         path = folder / want.path
-        parent = path.parent
-        while not parent.exists():
-            parent = parent.parent
+        parent = _existing(path.parent)
         device = parent.stat().st_dev
         place[device] = parent
         part = path.with_name(path.name + ".part")

@@ -178,7 +178,8 @@ class Borrowed:
         apart = sum(large) * (2 if only and crowded else 1)
         peak = results + max(fitting, default=0)
         if fitting and peak > self.block:
-            peak = max(peak, min(fitting) + before + (max(fitting) if len(fitting) > 1 else last))
+            second, first = sorted([0, *fitting])[-2:]
+            peak = max(peak, (second + before + first) if second else first + before + last)
         return peak + apart
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigiron.gguf.facts import ROUTED
 from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
@@ -133,12 +133,14 @@ class _Dealer:
                 )
 
     def buffers(self, units: range, count: int, *, first: bool) -> int:
-        """Bytes of the compute buffer before the experts are dealt; ``first``: of the GPU that works on copies."""
+        """Bytes of the compute buffer before the experts are dealt, at most; ``first``: of the GPU that works on copies."""
         if count not in self._borrowed:
             self._borrowed[count] = self.borrowed(count, ())
         key = (self.role(units, count), self._borrowed[count] if first else NOTHING)
         if key not in self._sizes:
-            self._sizes[key] = buffers_of(self.model, self.wanted, *key).nbytes
+            role, most = key  # several copies of one size may need more than one of each size
+            kinds = [most, *(replace(most, experts=(size,)) for size in most.experts)]
+            self._sizes[key] = max(buffers_of(self.model, self.wanted, role, kind).nbytes for kind in kinds)
         return self._sizes[key]
 
     def deal(self, count: int) -> _Split | None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigiron.gguf.facts import ROUTED
+from bigiron.gguf.facts import ROUTED, ModelFacts
 from bigiron.plan.hardware import Accelerator
 from bigiron.plan.memory import kv_by_layer, padded_context
 from bigiron.plan.model import Wish, choose
 from bigiron.plan.placement import FITS, NO, STREAMS, Placement, Wanted, place
 from bigiron.plan.quant import by_quality
 from bigiron.units import GIB, MIB
-from fixtures.gguf_models import DENSE_GQA, KIMI_K2
+from fixtures.gguf_models import DENSE_GQA, KIMI_K2, SMALL_MOE
 from fixtures.model_shapes import facts, kimi, shape, small
 from fixtures.planning import gpu, machine
 
@@ -213,14 +214,30 @@ gpu_sizes = st.lists(st.floats(0.25, 48, allow_nan=False), max_size=3)
 contexts = st.integers(1, 200_000)
 
 
-@settings(max_examples=150, deadline=None)
-@given(kind=kinds, memory=memories, sizes=gpu_sizes, context=contexts, slots=st.integers(1, 4), quantised=st.booleans())
+@cache
+def mixed() -> ModelFacts:
+    """Layers of one quant after layers of another, their expert tensors below and above a block of 1 GiB."""
+    file = shape(replace(SMALL_MOE, embedding=4096, expert_feed_forward=1536), "Q8_0", layers=8, experts=192)
+    file.tensors = [(name, dims, "Q4_K" if "_exps" in name and name < "blk.4" else kind) for name, dims, kind in file.tensors]
+    return facts(file)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kind=st.sampled_from(["mla", "dense", "moe", "mixed"]),
+    memory=memories,
+    sizes=gpu_sizes,
+    backend=st.sampled_from(["CUDA", "Vulkan"]),
+    context=contexts,
+    slots=st.integers(1, 4),
+    quantised=st.booleans(),
+)
 def test_no_plan_assigns_more_than_a_device_has(
-    kind: str, memory: float, sizes: list[float], context: int, slots: int, quantised: bool
+    kind: str, memory: float, sizes: list[float], backend: str, context: int, slots: int, quantised: bool
 ) -> None:
-    model = small(kind)
+    model = mixed() if kind == "mixed" else small(kind)
     cache_type = "q8_0" if quantised else "f16"
-    gpus = tuple(gpu(size, number) for number, size in enumerate(sizes))
+    gpus = tuple(replace(gpu(size, number), device=f"{backend}{number}") for number, size in enumerate(sizes))
     found = place(model, machine(memory_gib=memory, gpus=gpus), Wanted(max(context, slots), slots, cache_type, cache_type))
     for row in found.memory[:-1]:
         assert row.free >= 0
@@ -232,6 +249,14 @@ def test_no_plan_assigns_more_than_a_device_has(
     assert sum(row.kv.nbytes for row in found.memory) == model.cache.total_bytes(
         max(context, slots), cache_type, slots=slots, ubatch=found.ubatch
     )
+
+
+def test_copies_of_what_is_left_have_room_whatever_is_left() -> None:
+    # when only the large experts are left, two copies of one size live at once on Vulkan, which is more than one of each size
+    for size in range(90, 220):
+        card = replace(gpu(size / 10), device="Vulkan0")
+        found = place(mixed(), machine(memory_gib=64, gpus=(card,)), Wanted(8192))
+        assert found.memory[0].free >= 0, size
 
 
 QUANT_SET = {"moe": ["Q8_0", "Q4_K_M", "Q3_K_M", "Q2_K", "IQ1_S"], "dense": ["F16", "Q8_0", "Q4_K_M", "Q2_K"]}
