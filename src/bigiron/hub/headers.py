@@ -12,9 +12,10 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
-from bigiron.errors import BigironError
+from bigiron.errors import BigironError, Refused
 from bigiron.gguf.cache import CacheLayer, CacheShape
 from bigiron.gguf.facts import ModelFacts, TensorFact, model_facts
+from bigiron.gguf.sets import classify
 from bigiron.hub.quants import QuantFiles
 from bigiron.hub.tree import RepoTree, Token, opened
 from bigiron.paths import cache_dir, write_atomic
@@ -26,7 +27,8 @@ FORMAT = 1
 def facts(tree: RepoTree, files: QuantFiles, token: Token = None) -> ModelFacts:
     """The facts of ``files`` (one quant of ``tree``), cached under ``~/.cache/bigiron/hub``.
 
-    Raises GgufError for a file that is no sound GGUF, BigironError when the hub does not answer and nothing is cached.
+    Raises GgufError for a file that is no sound GGUF, Refused for one that is no model (a projector under any name), BigironError when the
+    hub does not answer and nothing is cached.
     """
     key = json.dumps([tree.endpoint, tree.repo, tree.revision, [file.path for file in files.files]])
     path = cache_dir("hub") / f"facts-{sha256(key.encode()).hexdigest()[:32]}.json"
@@ -47,7 +49,14 @@ def _read(tree: RepoTree, files: QuantFiles, secret: str | None) -> ModelFacts:
     headers = {"Authorization": f"Bearer {secret}"} if secret else None
     urls = [f"{tree.endpoint}/{tree.repo}/resolve/{tree.revision}/{quote(file.path)}" for file in files.files]
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return model_facts(list(pool.map(lambda url: read_url(url, headers=headers), urls)))
+        found = list(pool.map(lambda url: read_url(url, headers=headers), urls))
+    if (kind := classify(found[0])) != "model":
+        raise Refused(
+            f"{files.files[0].path} is no model but {kind}",
+            where=f"{tree.repo}@{tree.revision[:12]}",
+            hint="choose another quant",
+        )
+    return model_facts(found)
 
 
 def of_quants(tree: RepoTree, quants: dict[str, QuantFiles], token: Token = None) -> dict[str, ModelFacts]:
