@@ -120,9 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - lives as long as the process
     try:
-        program = FrontDoor(name="bigiron", binary="inv", version=__version__, namespace=load_tasks())
-        words = list(sys.argv if argv is None else argv)
-        program.run(["inv", *words[1:]], exit=True)
+        tasks = load_tasks()
+        program = FrontDoor(name="bigiron", binary="inv", version=__version__, namespace=tasks)
+        words = list(sys.argv if argv is None else argv)[1:]
+        asked = next((word for word in words if not word.startswith("-")), "")
+        if "--help" in words and asked in tasks.task_names:  # invoke takes it for the value of a positional argument
+            words = ["--help", asked]
+        program.run(["inv", *words], exit=True)
         sys.stdout.flush()
     except SystemExit as leaving:
         return _code(leaving.code)

@@ -31,6 +31,9 @@ def test_every_command_has_help_with_an_example(name):
     words = re.search(r"Example: \./inv (\S+)", task.__doc__)
     assert words
     assert words[1] == name
+    shown = bigiron(name, "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert words[0] in shown.stdout
 
 
 @pytest.mark.parametrize(
