@@ -6,7 +6,8 @@
 Models are sparse files of true size (tests/fixtures/model_shapes.py), so nothing is downloaded. With an RPC server (a llama.cpp built with
 GGML_RPC) or with ``--device`` (the build's own names, see ``--list-devices``) the same is done with one and two devices that are not the
 CPU. Vulkan needs no GPU: Mesa's lavapipe will do, if ``GGML_VK_VISIBLE_DEVICES=0`` names it, and ``0,0`` makes two devices of it. It binds
-tensors up to 128 MiB only: with ``--largest-tensor 128`` smaller models are taken, of which most tensors fit.
+tensors up to 128 MiB only: with ``--largest-tensor 128`` smaller models are taken, of which most tensors fit; with vulkan_range.c preloaded
+(``--env LD_PRELOAD=...``) it claims 4 GiB. GCC 14 and the Vulkan headers of Debian 13 build it (``-DGGML_VULKAN=ON -DGGML_RPC=ON``).
 A build in a chroot is called with ``--wrap "chroot ROOT"`` and ``--folder`` inside it, where the chroot finds the folder at the same path.
 ``--random N`` takes N models, machines and contexts at random instead, which nobody fitted a formula to; ``--seed`` repeats a draw.
 
