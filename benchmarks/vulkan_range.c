@@ -1,5 +1,5 @@
 /* Makes every Vulkan device claim that it binds tensors up to 4 GiB, as real GPUs do; Mesa's lavapipe says 128 MiB.
- * For llama-fit-params only, which computes nothing (plan_vs_fit_params.py --env LD_PRELOAD=...):
+ * For llama-fit-params, which computes nothing (plan_vs_fit_params.py --env LD_PRELOAD=...); a server with a small model ran with it too:
  *
  *     cc -shared -fPIC -o range.so vulkan_range.c -ldl
  */
