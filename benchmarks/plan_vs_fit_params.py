@@ -9,7 +9,7 @@ CPU. Vulkan needs no GPU: Mesa's lavapipe will do, if ``GGML_VK_VISIBLE_DEVICES=
 tensors up to 128 MiB only: with ``--largest-tensor 128`` smaller models are taken, of which most tensors fit; with vulkan_range.c preloaded
 (``--env LD_PRELOAD=...``) it claims 4 GiB. GCC 14 and the Vulkan headers of Debian 13 build it (``-DGGML_VULKAN=ON -DGGML_RPC=ON``).
 A build in a chroot is called with ``--wrap "chroot ROOT"`` and ``--folder`` inside it, where the chroot finds the folder at the same path.
-``--random N`` takes N models, machines and contexts at random instead, which nobody fitted a formula to; ``--seed`` repeats a draw.
+``--random N`` takes N models, machines and contexts at random instead; ``--seed`` repeats a draw.
 
 Weights and cache must agree within 1 % or 16 MiB, compute buffers within 15 % or 64 MiB. Exit 1 when one does not. ``--no-repack`` is
 passed: llama-fit-params does not print repacked buffers.
