@@ -1,9 +1,8 @@
-"""A real sshd and a real sudo in a mount namespace: throw-away users, keys and sudoers; this machine does not change."""
+"""How hosts are reached, by a real sshd and a real sudo."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,127 +18,15 @@ import pytest
 from bigiron.errors import BigironError, Unreachable, UsageError
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
+from fixtures.sshd import PASSWORD, Lab, running
 
 pytestmark = pytest.mark.lab
-
-PASSWORD = "correct horse"
-USERS = {"plain": 61001, "free": 61002, "pw": 61003, "one": 61004, "onepw": 61005, "tty": 61006, "noisy": 61007}
-SUDOERS = """
-Defaults timestamp_timeout=0, logfile={folder}/sudo.log, !syslog
-Defaults:tty requiretty
-root ALL=(ALL:ALL) ALL
-free ALL=(ALL:ALL) NOPASSWD: ALL
-noisy ALL=(ALL:ALL) NOPASSWD: ALL
-tty ALL=(ALL:ALL) NOPASSWD: ALL
-pw ALL=(ALL:ALL) ALL
-one ALL=(root) NOPASSWD: /usr/bin/id, /usr/bin/uptime
-onepw ALL=(root) /usr/bin/id
-"""
-NAMESPACE = """set -eu
-mount --make-rprivate /
-for name in passwd shadow group sudoers; do mount --bind "$D/etc/$name" "/etc/$name"; done
-mount -t tmpfs tmpfs /etc/sudoers.d; mount -t tmpfs -o mode=0755 tmpfs /home
-mkdir -p /run/sudo /run/sshd; mount -t tmpfs -o mode=0711 tmpfs /run/sudo
-for user in $USERS; do mkdir "/home/$user"; chown "$user" "/home/$user"; done
-printf 'echo noise on stdout; printf "no end of line"; echo noise on stderr >&2' >/home/noisy/.bashrc
-exec "$SSHD" -D -e -f "$D/sshd_config"
-"""
-
-
-class Lab:
-    """One sshd on 127.0.0.1, its keys, and targets that point at it."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder = folder
-        self.port = port
-        self.known_hosts = folder / "known_hosts"
-        self.key = folder / "key"
-
-    def target(self, user: str = "root", name: str = "box", **variables: Any) -> Target:
-        args = (
-            f"-F /dev/null -o UserKnownHostsFile={self.known_hosts} -o GlobalKnownHostsFile=none -o StrictHostKeyChecking=yes"
-        )
-        values = {
-            "ansible_host": "127.0.0.1",
-            "ansible_port": self.port,
-            "ansible_user": user,
-            "ansible_private_key_file": str(self.key),
-            "ansible_ssh_common_args": args + " -o IdentitiesOnly=yes",
-            **variables,
-        }
-        return Target(name, (), {key: value for key, value in values.items() if value is not None})
-
-    def known(self, key: str = "host_ed25519", marker: str = "") -> None:
-        self.known_hosts.write_text(f"# lab\n{marker}[127.0.0.1]:{self.port} {(self.folder / f'{key}.pub').read_text()}")
-
-    def sudo_log(self) -> str:
-        log = self.folder / "sudo.log"
-        return log.read_text() if log.exists() else ""
-
-
-def _keygen(path: Path, *more: str) -> None:
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-f", str(path), *(more or ("-N", ""))], check=True, stdin=subprocess.DEVNULL
-    )
 
 
 @pytest.fixture(scope="module")
 def sshd() -> Iterator[Lab]:
-    binary = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if os.geteuid() != 0 or binary is None or shutil.which("sudo") is None or shutil.which("unshare") is None:
-        pytest.skip("needs root, sshd (openssh-server), sudo and unshare")
-    folder = Path(
-        subprocess.run(["mktemp", "-d", "/run/bigiron-sshd.XXXXXX"], check=True, capture_output=True, text=True).stdout.strip()
-    )
-    folder.chmod(0o755)
-    (folder / "etc").mkdir()
-    hashed = subprocess.run(["openssl", "passwd", "-6", PASSWORD], check=True, capture_output=True, text=True).stdout.strip()
-    rows = [
-        ("passwd", "{0}:x:{1}:{1}::/home/{0}:/bin/bash\n"),
-        ("shadow", "{0}:" + hashed + ":19000:0:99999:7:::\n"),
-        ("group", "{0}:x:{1}:\n"),
-    ]
-    for name, row in rows:
-        (folder / "etc" / name).write_text(
-            Path("/etc", name).read_text() + "".join(row.format(*user) for user in USERS.items())
-        )
-    (folder / "etc" / "sudoers").write_text(SUDOERS.format(folder=folder))
-    (folder / "etc" / "sudoers").chmod(0o440)
-    (folder / "etc" / "shadow").chmod(0o600)
-    for key in ("key", "other_key", "host_ed25519", "other_host"):
-        _keygen(folder / key)
-    _keygen(folder / "locked_key", "-N", "a passphrase")
-    (folder / "authorized_keys").write_text((folder / "key.pub").read_text() + (folder / "locked_key.pub").read_text())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_ed25519\nAuthorizedKeysFile {folder}/authorized_keys\n"
-        "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
-        "PidFile none\nMaxStartups 100\n"
-    )
-    lab = Lab(folder, port)
-    with (folder / "sshd.log").open("wb") as log:
-        process = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", NAMESPACE],
-            env={"D": str(folder), "USERS": " ".join(USERS), "SSHD": binary, "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, (folder / "sshd.log").read_text()
-            time.sleep(0.05)
-        lab.known()
+    with running() as lab:
         yield lab
-    finally:
-        process.terminate()
-        process.wait(10)
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ _REMOVED = re.compile(r"argument has been removed|\[removed\]", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Flag:
-    """One option: all its spellings, the placeholder of its value ("" = a switch), its text."""
+    """One option: all its spellings, the metavar of its value ("" = a switch), its text."""
 
     names: tuple[str, ...]
     value: str
@@ -44,7 +44,7 @@ class Capabilities:
         return next((name for name in names if self.find(name)), None)
 
     def to_json(self) -> dict[str, str]:
-        """Longest spelling and placeholder of every option, for the record of a release."""
+        """Longest spelling and metavar of every option, for the record of a release."""
         return {max(flag.names, key=len): flag.value for flag in self.flags}
 
 
@@ -89,7 +89,7 @@ def _from_help(text: str) -> Iterable[Flag]:
 def _flag(lines: list[str]) -> Iterable[Flag]:
     head, *rest = lines
     parts = re.split(r"\s{2,}", head.strip())
-    # spellings are set in columns too ("-c,    --ctx-size N"): glue parts until one is neither a spelling nor its placeholder
+    # spellings are set in columns too ("-c,    --ctx-size N"): glue parts until one is neither a spelling nor its metavar
     flag, explanation = parts[0], parts[1:]
     while explanation and (flag.endswith(",") or explanation[0].startswith("-")) and re.match(r"-", explanation[0]):
         flag, explanation = f"{flag} {explanation[0]}", explanation[1:]
