@@ -15,7 +15,6 @@ from urllib.parse import quote
 from bigiron.errors import BigironError, Refused
 from bigiron.gguf.cache import CacheLayer, CacheShape
 from bigiron.gguf.facts import ModelFacts, TensorFact, model_facts
-from bigiron.gguf.sets import classify
 from bigiron.hub.quants import QuantFiles
 from bigiron.hub.tree import RepoTree, Token, opened
 from bigiron.paths import cache_dir, write_atomic
@@ -45,6 +44,7 @@ def facts(tree: RepoTree, files: QuantFiles, token: Token = None) -> ModelFacts:
 
 def _read(tree: RepoTree, files: QuantFiles, secret: str | None) -> ModelFacts:
     from bigiron.gguf.remote import read_url  # httpx is only imported when the hub is really asked
+    from bigiron.gguf.sets import classify
 
     headers = {"Authorization": f"Bearer {secret}"} if secret else None
     urls = [f"{tree.endpoint}/{tree.repo}/resolve/{tree.revision}/{quote(file.path)}" for file in files.files]
