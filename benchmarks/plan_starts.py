@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests"), str(Path(__f
 from bigiron.gguf.facts import model_facts  # noqa: E402 -- the path comes first
 from bigiron.gguf.sets import inspect_set  # noqa: E402 -- the path comes first
 from bigiron.plan.capabilities import parse  # noqa: E402 -- the path comes first
-from bigiron.plan.model import ModelPlan, Wish, choose  # noqa: E402 -- the path comes first
+from bigiron.plan.choose import ModelPlan, Wish, choose  # noqa: E402 -- the path comes first
 from bigiron.units import GIB, MIB  # noqa: E402 -- the path comes first
 from fixtures.gguf_models import SMALL_MOE  # noqa: E402 -- the path comes first
 from fixtures.model_shapes import shape  # noqa: E402 -- the path comes first

@@ -22,9 +22,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests"), str(Path(__f
 
 from bigiron.gguf.facts import model_facts  # noqa: E402 -- the path comes first
 from bigiron.gguf.sets import inspect_set  # noqa: E402 -- the path comes first
-from bigiron.machine.bandwidth import main as measure  # noqa: E402 -- the path comes first
-from bigiron.plan.hardware import DEFAULT_CLOCK_GHZ, Hardware, isa_of  # noqa: E402 -- the path comes first
-from bigiron.plan.model import Wish, choose  # noqa: E402 -- the path comes first
+from bigiron.machine.hardware import DEFAULT_CLOCK_GHZ, Hardware, isa_of  # noqa: E402 -- the path comes first
+from bigiron.onhost.bandwidth import main as measure  # noqa: E402 -- the path comes first
+from bigiron.plan.choose import Wish, choose  # noqa: E402 -- the path comes first
 from bigiron.units import GB  # noqa: E402 -- the path comes first
 from fixtures.gguf_models import DENSE_GQA, KIMI_K2, SMALL_MOE  # noqa: E402 -- the path comes first
 from fixtures.model_shapes import shape  # noqa: E402 -- the path comes first

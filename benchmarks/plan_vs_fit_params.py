@@ -37,9 +37,9 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests"), str(Path(__f
 
 from bigiron.gguf.facts import ModelFacts, model_facts  # noqa: E402 -- the path comes first
 from bigiron.gguf.sets import inspect_set  # noqa: E402 -- the path comes first
-from bigiron.plan.hardware import Accelerator, Hardware  # noqa: E402 -- the path comes first
+from bigiron.machine.hardware import Accelerator, Hardware  # noqa: E402 -- the path comes first
+from bigiron.plan.choose import Wish, choose  # noqa: E402 -- the path comes first
 from bigiron.plan.memory import DeviceMemory  # noqa: E402 -- the path comes first
-from bigiron.plan.model import Wish, choose  # noqa: E402 -- the path comes first
 from bigiron.units import GB, GIB, MIB  # noqa: E402 -- the path comes first
 from fixtures.gguf_models import DENSE_GQA, KIMI_K2, SMALL_MOE  # noqa: E402 -- the path comes first
 from fixtures.model_shapes import shape  # noqa: E402 -- the path comes first

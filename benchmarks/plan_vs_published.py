@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests"), str(Path(__file__).resolve().parents[1] / "src")]
 
-from bigiron.plan.machinefile import read  # noqa: E402 -- the path comes first
-from bigiron.plan.model import Wish, choose  # noqa: E402 -- the path comes first
+from bigiron.machine.machinefile import read  # noqa: E402 -- the path comes first
+from bigiron.plan.choose import Wish, choose  # noqa: E402 -- the path comes first
 from fixtures.model_shapes import kimi  # noqa: E402 -- the path comes first
 from fixtures.published import ROWS  # noqa: E402 -- the path comes first
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bigiron.parts.render import render
 from bigiron.plan.capabilities import unsupported
-from bigiron.state.render import render
 
 
 class FilterModule:

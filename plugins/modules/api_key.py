@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: an API key file that only root can read, see bigiron.state.unitfile."""
+"""Ansible module: an API key file that only root can read, see bigiron.onhost.unit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.state import unitfile
+from ansible.module_utils.bigiron.onhost import unit as unitfile
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: Debian packages with a record of what was brought, see bigiron.state.packages."""
+"""Ansible module: Debian packages with a record of what was brought, see bigiron.onhost.packages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ updated_lists: {type: bool, returned: when present, description: "Whether the pa
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.state import packages
+from ansible.module_utils.bigiron.onhost import packages
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: the service serves, see bigiron.state.serving."""
+"""Ansible module: the service serves, see bigiron.onhost.serving."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ generation_tps: {type: float, returned: success, description: "Generated tokens 
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.state import serving
-from ansible.module_utils.bigiron.state.progress import Progress
+from ansible.module_utils.bigiron.onhost import serving
+from ansible.module_utils.bigiron.onhost.progress import Progress
 
 
 def main():

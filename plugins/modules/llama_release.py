@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: a llama.cpp release that is current, see bigiron.state.build."""
+"""Ansible module: a llama.cpp release that is current, see bigiron.onhost.build."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ packed_sha256: {type: str, returned: when packed, description: "Its SHA-256."}
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.state import build
+from ansible.module_utils.bigiron.onhost import build
 
 
 def main():

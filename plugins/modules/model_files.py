@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: the proved files of one model revision, see bigiron.hub.store."""
+"""Ansible module: the proved files of one model revision, see bigiron.onhost.store."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.hub import store
+from ansible.module_utils.bigiron.onhost import store
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: is the running process older than what it was started from, see bigiron.state.unitfile."""
+"""Ansible module: is the running process older than what it was started from, see bigiron.onhost.unit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ gave_up: {type: bool, returned: success, description: "Whether systemd holds it 
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.state import unitfile
+from ansible.module_utils.bigiron.onhost import unit as unitfile
 
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: a systemd service unit that was linted first, see bigiron.state.unitfile."""
+"""Ansible module: a systemd service unit that was linted first, see bigiron.onhost.unit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ path: {type: str, returned: success, description: "The unit file."}
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.state import unitfile
+from ansible.module_utils.bigiron.onhost import unit as unitfile
 
 
 def main():

@@ -42,7 +42,7 @@ def whoami(target: Target, **options: Any) -> str:
 
 def program(target: Target) -> dict[str, Any]:
     with Session(target) as session:
-        return session.run_program("bigiron.state.observed:main", {}, timeout_s=20)
+        return session.run_program("bigiron.onhost.observe:main", {}, timeout_s=20)
 
 
 def refusal(target: Target) -> BigironError:
@@ -125,7 +125,7 @@ def test_program_runs_and_its_errors_are_typed(lab: Lab) -> None:
     for user in ("root", "noisy"):
         with pytest.raises(BigironError, match="KeyError") as caught:
             program(lab.target(user))
-        assert "bigiron.state.observed:" in str(caught.value.hint)
+        assert "bigiron.onhost.observe:" in str(caught.value.hint)
 
 
 def test_old_and_missing_python_are_named(lab: Lab, tmp_path: Path) -> None:

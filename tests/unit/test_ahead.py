@@ -5,7 +5,7 @@ from tests.unit.test_cli import bigiron
 
 from bigiron.errors import UsageError
 from bigiron.fleet import ahead
-from bigiron.plan.model import Wish
+from bigiron.plan.choose import Wish
 
 MACHINES = sorted(path.stem for path in ahead.MACHINES.glob("*.yml"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigiron.errors import BigironError
-from bigiron.state import packages
+from bigiron.onhost import packages
 
 SIMULATED = """Reading package lists...
 Inst libgomp1 [12.1] (12.2.0-14 Debian:12 [amd64])

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from bigiron.errors import BigironError, Refused
-from bigiron.plan.build import fingerprint as planned_fingerprint
-from bigiron.state import build, release
-from bigiron.state import compile as compiling
-from bigiron.state.compile import Request, configure_argv, configure_problems, explain_failure, named
-from bigiron.state.release import Layout
+from bigiron.onhost import build, release
+from bigiron.onhost import compile as compiling
+from bigiron.onhost.compile import Request, configure_argv, configure_problems, explain_failure, named
+from bigiron.onhost.release import Layout
+from bigiron.plan.build_options import fingerprint as planned_fingerprint
 
 MARK = "0123456789abcdef"
 SCRIPT = "#!/bin/sh\ncase $1 in --version) echo 'version: 1 (build 7)' >&2 ;; --help) echo '--load-mode' ;; esac\n"

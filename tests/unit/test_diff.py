@@ -3,8 +3,8 @@ import hashlib
 
 import pytest
 
-from bigiron.state.desired import desired, key_path, unit_path
-from bigiron.state.diff import diff, roles_of
+from bigiron.plan.desired import desired, key_path, unit_path
+from bigiron.plan.diff import diff, roles_of
 
 UNIT = "llama-server-main.service"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bigiron.errors import BigironError
-from bigiron.hub import fetch as fetching
-from bigiron.hub.fetch import Item, Patience, fetch
+from bigiron.onhost import fetch as fetching
+from bigiron.onhost.fetch import Item, Patience, fetch
 from fixtures.hubserver import BODY, Server, running, serve, status
 
 SUM = hashlib.sha256(BODY).hexdigest()

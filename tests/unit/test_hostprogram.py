@@ -145,6 +145,6 @@ def test_a_module_that_is_not_there_fails_before_any_connection() -> None:
 
 
 def test_the_observer_is_sent_whole() -> None:
-    text = hostprogram.build("bigiron.state.observed:main").decode()
-    sent = json.loads(json.dumps(sorted(name for name in ("bigiron.errors", "bigiron.machine.probe") if f"'{name}'" in text)))
-    assert sent == ["bigiron.errors", "bigiron.machine.probe"]
+    text = hostprogram.build("bigiron.onhost.observe:main").decode()
+    sent = json.loads(json.dumps(sorted(name for name in ("bigiron.errors", "bigiron.onhost.probe") if f"'{name}'" in text)))
+    assert sent == ["bigiron.errors", "bigiron.onhost.probe"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bigiron.machine.probe import Output, Tree
-from bigiron.state import software
-from bigiron.state.footprint import secret_hmac
+from bigiron.onhost import software
+from bigiron.onhost.footprint import secret_hmac
+from bigiron.onhost.system import Output, Tree
 from fixtures.hostroot import Programs, look, plant
 
 UNITS = "etc/systemd/system"

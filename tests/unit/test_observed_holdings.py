@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bigiron.machine.probe import Tree
-from bigiron.state import holdings
+from bigiron.onhost import holdings
+from bigiron.onhost.system import Tree
 from fixtures.hostroot import look, plant
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bigiron.machine.probe import Tree
-from bigiron.state import services
+from bigiron.onhost import services
+from bigiron.onhost.system import Tree
 
 
 @contextmanager

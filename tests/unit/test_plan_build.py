@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigiron.plan import build
+from bigiron.plan import build_options as build
 from bigiron.units import GIB
 
 SOURCE = build.Source("http://mirror/x.tar.gz", "0" * 64, "x/llama.cpp", 11434, "b11434")

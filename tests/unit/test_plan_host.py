@@ -7,7 +7,7 @@ from tests.unit.test_plan_build import HASWELL, ZEN4
 
 from bigiron.errors import Refused, UsageError
 from bigiron.hub.quants import QuantFiles, RepoFile
-from bigiron.machine.model import Cpu, Gpu, Machine, Memory, OperatingSystem
+from bigiron.machine.description import Cpu, Gpu, Machine, Memory, OperatingSystem
 from bigiron.plan import host as planning
 from bigiron.plan import intent
 from bigiron.plan.host import CachedRelease, HostFacts, plan_hosts

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigiron.machine import devices
-from bigiron.machine.probe import Output, Tree
+from bigiron.onhost import devices
+from bigiron.onhost.system import Output, Tree
 
 
 def plant(root: Path, files: dict[str, str]) -> Tree:

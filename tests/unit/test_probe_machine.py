@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bigiron.errors import BigironError
-from bigiron.machine import probe
-from bigiron.machine.model import Machine
+from bigiron.machine.description import Machine
+from bigiron.onhost import probe, system
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -21,17 +21,17 @@ def plant(root: Path, files: dict[str, str]) -> Path:
 
 
 def programs(**answers: tuple[int, str]):
-    """A `probe.Start` that knows some programs by name; any other call is an error of the test."""
+    """A `system.Start` that knows some programs by name; any other call is an error of the test."""
 
     def begin(argv):
         rc, out = answers[Path(argv[0]).name.replace("-", "_")]
-        return lambda: probe.Output(rc, out, "")
+        return lambda: system.Output(rc, out, "")
 
     return begin
 
 
 def machine(root: Path, **answers: tuple[int, str]) -> Machine:
-    return Machine.from_json(probe.begin(probe.Tree(str(root)), programs(**answers))())
+    return Machine.from_json(probe.begin(system.Tree(str(root)), programs(**answers))())
 
 
 def workstation(nodes: int, per_node: int, *, packages: int, memoryless: tuple[int, ...] = ()) -> dict[str, str]:
@@ -228,9 +228,9 @@ def test_from_json_takes_more_than_it_knows(tmp_path):
 
 
 def test_start_says_why_a_program_gave_nothing():
-    assert probe.start(["/nonexistent/program"])() == (127, "", "/nonexistent/program: No such file or directory")
-    assert probe.start(["sleep", "30"], timeout_s=0.05)().rc == 124
-    assert probe.start(["sh", "-c", "echo $LC_ALL; cat; exit 3"])() == (3, "C\n", "")
+    assert system.start(["/nonexistent/program"])() == (127, "", "/nonexistent/program: No such file or directory")
+    assert system.start(["sleep", "30"], timeout_s=0.05)().rc == 124
+    assert system.start(["sh", "-c", "echo $LC_ALL; cat; exit 3"])() == (3, "C\n", "")
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("0-2,8\n", [0, 1, 2, 8]), ("", []), ("5", [5]), ("x-3,1", [1]), ("3-x", [])])

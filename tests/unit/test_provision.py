@@ -7,9 +7,9 @@ import pytest
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Refused, Unreachable
 from bigiron.fleet import play, provision, survey
 from bigiron.fleet.provision import Outcome, exit_code
+from bigiron.plan.diff import Difference
 from bigiron.plan.host import HostPlan
 from bigiron.report.verdict import Check, Verdict
-from bigiron.state.diff import Difference
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigiron.errors import UsageError
-from bigiron.state import render
+from bigiron.parts import render
 
 # every argument that public bug reports of units name, and the words around them (systemd.service(5), "Command lines")
 NASTY = [

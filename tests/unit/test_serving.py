@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bigiron.errors import BigironError
-from bigiron.machine.probe import Output
-from bigiron.state import serving, symptoms
+from bigiron.onhost import serving, symptoms
+from bigiron.onhost.system import Output
 
 UNIT = "llama-server-main.service"
 KEY = "correct-horse-battery"
@@ -84,7 +84,7 @@ def state(**properties: object) -> dict[str, object]:
 
 
 def systemd(*states: dict[str, object], journal: str = "") -> Callable[..., Callable[[], Output]]:
-    """A `probe.Start` that shows ``states`` in turn (the last one stays) and a journal."""
+    """A `system.Start` that shows ``states`` in turn (the last one stays) and a journal."""
     left = list(states)
 
     def begin(argv):

@@ -226,7 +226,7 @@ def test_local_sessions_run_without_ssh() -> None:
         assert session.run(["false"]).status == 1
         assert session.read_file("/no/such/file") is None
         with pytest.raises(BigironError, match="KeyError"):
-            session.run_program("bigiron.state.observed:main", {})
+            session.run_program("bigiron.onhost.observe:main", {})
         with pytest.raises(BigironError, match="still not done after 0 s"):
             session.run(["sleep", "20"], timeout_s=0.3)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bigiron.errors import BigironError, Refused
-from bigiron.hub.store import RECORD, Proofs, Revision, Wanted, ensure, remove_recorded
+from bigiron.onhost.store import RECORD, Proofs, Revision, Wanted, ensure, remove_recorded
 from fixtures.hubserver import BODY, Server, running, serve, status
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"

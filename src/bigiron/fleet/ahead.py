@@ -13,9 +13,10 @@ from bigiron.errors import UsageError
 from bigiron.gguf.facts import ModelFacts, model_facts
 from bigiron.gguf.sets import inspect_set
 from bigiron.hub import headers, tree
+from bigiron.machine import machinefile
 from bigiron.paths import PROJECT
-from bigiron.plan import catalogue, machinefile
-from bigiron.plan.model import AUTO, ModelPlan, Wish, choose
+from bigiron.plan import catalogue
+from bigiron.plan.choose import AUTO, ModelPlan, Wish, choose
 
 CATALOGUE = PROJECT / "inventory" / "catalogue.yml"
 MACHINES = PROJECT / "inventory" / "machines"

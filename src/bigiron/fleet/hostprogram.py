@@ -81,7 +81,7 @@ run()
 
 @functools.cache
 def build(entry: str, modules: tuple[str, ...] = ()) -> bytes:
-    """The program text for ``entry`` (``"bigiron.state.observed:main"``, a ``def main(request: dict) -> dict``).
+    """The program text for ``entry`` (``"bigiron.onhost.observe:main"``, a ``def main(request: dict) -> dict``).
 
     Sent are the module of ``entry``, ``modules``, ``bigiron.errors`` and whatever those import relatively. A package that is
     only a parent is sent empty, one that is imported from with its ``__init__``. Raises BigironError for a missing module.

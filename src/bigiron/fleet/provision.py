@@ -15,17 +15,17 @@ from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.fleet.survey import Survey
 from bigiron.plan import intent as intents
+from bigiron.plan.desired import ROLES
+from bigiron.plan.diff import roles_of
 from bigiron.plan.intent import Intent
-from bigiron.report.progress import Progress
+from bigiron.report.live import Progress
 from bigiron.report.verdict import Verdict
-from bigiron.state.desired import ROLES
-from bigiron.state.diff import roles_of
 
-SERVE = "bigiron.state.serving:main"
+SERVE = "bigiron.onhost.serving:main"
 MEASURE_PROMPT = "The machine in the corner hums. " * 24
 MEASURE_TOKENS = 32
 COMPLETION_TIMEOUT_S = 600.0
-SCAN = "bigiron.machine.bandwidth:main"
+SCAN = "bigiron.onhost.bandwidth:main"
 SCAN_S = 0.9
 BEFORE_SERVICE = ("base", "llama_cpp", "model")
 
@@ -228,7 +228,7 @@ def complete(
 ) -> dict[str, Any]:
     """One completion by the host's own server, asked on the host itself, with the key that only the host knows.
 
-    Returns the answer of `bigiron.state.serving.main` (speeds in tok/s). Raises BigironError when the server does not answer.
+    Returns the answer of `bigiron.onhost.serving.main` (speeds in tok/s). Raises BigironError when the server does not answer.
     """
     request = survey.completion_request(intent, prompt, tokens, timeout_s)
     with Session(target) as session:

@@ -98,7 +98,7 @@ class Session:
     def run_program(
         self, entry: str, request: dict[str, Any], *, modules: tuple[str, ...] = (), become: bool = True, timeout_s: float = 120
     ) -> dict[str, Any]:
-        """Run ``entry`` (``"bigiron.state.observed:main"``) on the host with ``request``; return its answer.
+        """Run ``entry`` (``"bigiron.onhost.observe:main"``) on the host with ``request``; return its answer.
 
         Raises what the entry raised (BigironError and its kinds); Unreachable when it did not start (network, sudo, Python).
         """

@@ -17,19 +17,19 @@ from bigiron.fleet.ssh import Session, run_many
 from bigiron.gguf.facts import ModelFacts
 from bigiron.hub import headers, tree
 from bigiron.hub.quants import QuantFiles
-from bigiron.machine.model import Machine
+from bigiron.machine.description import Machine
 from bigiron.paths import cache_dir, state_dir, write_atomic
+from bigiron.plan import diff as differences_of
 from bigiron.plan import host as planning
 from bigiron.plan import intent as intents
+from bigiron.plan.choose import AUTO
+from bigiron.plan.desired import Resource, desired, key_path
+from bigiron.plan.diff import Difference
 from bigiron.plan.host import CachedRelease, HostFacts, HostPlan
 from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
-from bigiron.plan.model import AUTO
 from bigiron.plan.refusals import refusals as reasons_not_to_start
-from bigiron.state import diff as differences_of
-from bigiron.state.desired import Resource, desired, key_path
-from bigiron.state.diff import Difference
 
-OBSERVE = "bigiron.state.observed:main"
+OBSERVE = "bigiron.onhost.observe:main"
 OBSERVE_TIMEOUT_S = 60.0
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
@@ -233,7 +233,7 @@ def describe_release(mark: str, identity: Mapping[str, Any]) -> None:
 
 
 def completion_request(intent: Intent, prompt: str, tokens: int, timeout_s: float) -> dict[str, Any]:
-    """What `bigiron.state.serving.main` needs to ask the host's own server; the key stays on the host."""
+    """What `bigiron.onhost.serving.main` needs to ask the host's own server; the key stays on the host."""
     return {
         "unit": f"llama-server-{intent.service}.service",
         "host": "127.0.0.1" if intent.listen in _ANY_ADDRESS else intent.listen,

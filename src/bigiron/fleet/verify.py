@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bigiron.errors import BigironError, Unreachable, UsageError
 from bigiron.fleet.connection import Connection
+from bigiron.parts.render import render
 from bigiron.paths import PROJECT
 from bigiron.report.verdict import Check, Verdict
-from bigiron.state.render import render
 
 if TYPE_CHECKING:
     import pytest

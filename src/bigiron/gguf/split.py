@@ -53,7 +53,7 @@ def split_file(source: Path, directory: Path, stem: str, *, max_bytes: int, meta
         for path in paths:
             if path.exists():
                 raise SplitError("a shard of this name exists already", file=str(path), field="file", offset=0)
-        for number, (path, tensors) in enumerate(zip(paths, groups)):
+        for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
             _write_shard(opened, header, path, tensors, number=number, count=len(groups))
     return paths
 

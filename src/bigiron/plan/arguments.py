@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from bigiron.errors import Refused, UsageError
 from bigiron.gguf.cache import CACHE_TYPES
 from bigiron.gguf.facts import ModelFacts
+from bigiron.machine.hardware import Hardware
 from bigiron.plan.capabilities import Capabilities
-from bigiron.plan.hardware import Hardware
 from bigiron.plan.overrides import ALL_EXPERTS, layer_pattern, lint, summary
 from bigiron.plan.placement import STREAMS, Placement, Wanted
 

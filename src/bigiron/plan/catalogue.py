@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigiron.errors import UsageError
-from bigiron.plan.machinefile import check, load_with_lines
+from bigiron.machine.machinefile import check, load_with_lines
 
 SCHEMA = Path(__file__).parent / "schemas" / "catalogue.schema.json"
 

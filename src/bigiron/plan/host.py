@@ -12,12 +12,13 @@ from typing import Any
 from bigiron.errors import BigironError, Refused
 from bigiron.gguf.facts import ModelFacts
 from bigiron.hub.quants import QuantFiles
-from bigiron.machine.model import Machine
-from bigiron.plan import build, capabilities
-from bigiron.plan.build import Identity
-from bigiron.plan.hardware import from_machine
+from bigiron.machine.description import Machine
+from bigiron.machine.hardware import from_machine
+from bigiron.plan import build_options as build
+from bigiron.plan import capabilities
+from bigiron.plan.build_options import Identity
+from bigiron.plan.choose import ModelPlan, Wish, choose
 from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
-from bigiron.plan.model import ModelPlan, Wish, choose
 from bigiron.units import count, gib
 
 RUNTIME_PACKAGES = ("ca-certificates", "libgomp1")

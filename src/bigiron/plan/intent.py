@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bigiron.errors import UsageError
-from bigiron.plan.build import Source
+from bigiron.plan.build_options import Source
 
 T = TypeVar("T")
 

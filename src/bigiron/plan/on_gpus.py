@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bigiron.gguf.facts import ROUTED
-from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
+from bigiron.machine.hardware import Accelerator, Hardware, gpu_reserve
 from bigiron.plan.memory import NOTHING, Borrowed, Role, Term
 from bigiron.plan.pieces import (
     STREAMS,

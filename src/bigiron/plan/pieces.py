@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bigiron.gguf.facts import EMBEDDINGS, OUTPUT, ROUTED, ModelFacts
-from bigiron.plan.hardware import Hardware, host_reserve
+from bigiron.machine.hardware import Hardware, host_reserve
 from bigiron.plan.memory import (
     NOTHING,
     Borrowed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bigiron.gguf.facts import ModelFacts
-from bigiron.plan.hardware import Accelerator, Hardware, gpu_reserve
+from bigiron.machine.hardware import Accelerator, Hardware, gpu_reserve
 from bigiron.plan.memory import DeviceMemory, Role, Term
 from bigiron.plan.on_gpus import on_gpus
 from bigiron.plan.pieces import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bigiron.errors import Refused
-from bigiron.plan import build
+from bigiron.plan import build_options as build
 from bigiron.plan.host import TOOLCHAIN_PACKAGES, HostFacts, HostPlan
 from bigiron.plan.intent import BUILD_ROOT
 from bigiron.units import GIB, gib

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigiron.gguf.facts import EMBEDDINGS, OUTPUT, ROUTED, ModelFacts
-from bigiron.plan.hardware import NVME_RANDOM_SHARE, Hardware
+from bigiron.machine.hardware import NVME_RANDOM_SHARE, Hardware
 from bigiron.plan.placement import STREAMS, Placement
 from bigiron.units import GB, gib
 

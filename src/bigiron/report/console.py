@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bigiron.errors import BigironError
-from bigiron.state.diff import Difference
+from bigiron.plan.diff import Difference
 from bigiron.units import count
 
 

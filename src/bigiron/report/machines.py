@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bigiron.errors import EXIT_OK, EXIT_UNREACHABLE, BigironError
-from bigiron.machine.model import Machine
+from bigiron.machine.description import Machine
 from bigiron.report import console
 from bigiron.units import gib
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 
+from bigiron.plan.choose import ModelPlan
 from bigiron.plan.memory import DeviceMemory
-from bigiron.plan.model import ModelPlan
 from bigiron.plan.roofline import Rate
 from bigiron.units import gib
 

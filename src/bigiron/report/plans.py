@@ -12,7 +12,7 @@ from bigiron.units import duration
 if TYPE_CHECKING:
     from bigiron.fleet.provision import Outcome
     from bigiron.fleet.survey import Survey
-    from bigiron.plan.model import ModelPlan
+    from bigiron.plan.choose import ModelPlan
 
 
 def show(

@@ -12,7 +12,7 @@ import pytest
 from bigiron.errors import Refused, UsageError
 from bigiron.plan.arguments import advise, arguments, check, check_cache_types
 from bigiron.plan.capabilities import Capabilities, parse
-from bigiron.plan.model import Wish, choose
+from bigiron.plan.choose import Wish, choose
 from bigiron.plan.overrides import ALL_EXPERTS, layer_pattern, lint, summary
 from bigiron.plan.placement import place
 from bigiron.units import GIB

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bigiron.machine import bandwidth
-from bigiron.plan.model import Wish
+from bigiron.onhost import bandwidth
+from bigiron.plan.choose import Wish
 
 
 def test_a_scan_gives_a_plausible_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from bigiron.errors import UsageError
-from bigiron.machine.model import Machine
+from bigiron.machine.description import Machine
+from bigiron.machine.hardware import from_machine
+from bigiron.machine.machinefile import parse, read
 from bigiron.machine.tables import cpu_by_model, gpu_by_name, gpu_by_pci, unified_by_model
 from bigiron.plan import catalogue
-from bigiron.plan.hardware import from_machine
-from bigiron.plan.machinefile import parse, read
 from bigiron.units import GB, GIB
 
 INVENTORY = Path(__file__).parents[3] / "inventory"

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from bigiron.errors import Refused, UsageError
-from bigiron.plan import machinefile
-from bigiron.plan.model import ModelPlan, Wish, choose
+from bigiron.machine import machinefile
+from bigiron.plan.choose import ModelPlan, Wish, choose
 from bigiron.plan.roofline import SPREAD
 from bigiron.report.plan_table import bar, details, explanation, headline, show
 from bigiron.units import GIB

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigiron.gguf.facts import ROUTED, ModelFacts
-from bigiron.plan.hardware import Accelerator
+from bigiron.machine.hardware import Accelerator
+from bigiron.plan.choose import Wish, choose
 from bigiron.plan.memory import kv_by_layer, padded_context
-from bigiron.plan.model import Wish, choose
 from bigiron.plan.placement import FITS, NO, STREAMS, Placement, Wanted, place
 from bigiron.plan.quant import by_quality
 from bigiron.units import GIB, MIB

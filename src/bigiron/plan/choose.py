@@ -8,10 +8,10 @@ from typing import Any
 
 from bigiron.errors import Refused, UsageError
 from bigiron.gguf.facts import ModelFacts
-from bigiron.machine.model import Machine
+from bigiron.machine.description import Machine
+from bigiron.machine.hardware import Hardware, from_machine
 from bigiron.plan.arguments import Argument, arguments, check_cache_types
 from bigiron.plan.capabilities import Capabilities
-from bigiron.plan.hardware import Hardware, from_machine
 from bigiron.plan.intent import Intent
 from bigiron.plan.memory import DeviceMemory, padded_context
 from bigiron.plan.placement import FITS, NO, STREAMS, Placement, Wanted, place

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ..errors import BigironError
-from ..machine.probe import Start, Tree, start
 from ..units import duration
 from . import services
 from .symptoms import Died, explain, without_secrets
+from .system import Start, Tree, start
 
 JOURNAL_LINES = 15
 INTERVAL_S = 0.5

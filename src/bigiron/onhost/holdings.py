@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from ..machine.probe import Tree
 from .footprint import file_sha256, why
+from .system import Tree
 
 PROOF = ".bigiron.json"
 PART = ".part"

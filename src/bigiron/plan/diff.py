@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bigiron.state.desired import ROLES, Resource
+from bigiron.plan.desired import ROLES, Resource
 from bigiron.units import gib
 
 

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from ..machine.probe import Tree
+from .system import Tree
 
 TEXT_LIMIT_BYTES = 64 * 1024
 

@@ -1,6 +1,6 @@
 """Devices of a machine: GPUs by PCI id, NVMe drives, DIMMs from the firmware's table, network interfaces.
 
-Runs on hosts: standard library only. Every function reads files (`probe.Tree`) or bytes and never raises on odd content.
+Runs on hosts: standard library only. Every function reads files (`system.Tree`) or bytes and never raises on odd content.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 if TYPE_CHECKING:
-    from .probe import Output, Tree
+    from .system import Output, Tree
 
 VENDORS = {"10de": "NVIDIA", "1002": "AMD", "8086": "Intel", "1a03": "ASPEED"}
 NVIDIA_SMI = ["nvidia-smi", "--query-gpu=pci.bus_id,name,memory.total", "--format=csv,noheader,nounits"]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ..errors import BigironError, Refused
-from ..state.progress import Progress, write_atomic
 from ..units import count, gib
 from .fetch import Item, Patience, fetch, owner_of, sha256_of
+from .progress import Progress, write_atomic
 
 RECORD = ".bigiron.json"
 RESERVE_BYTES = 1024**3

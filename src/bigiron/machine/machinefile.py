@@ -14,7 +14,7 @@ import yaml
 
 from bigiron.errors import UsageError
 from bigiron.machine import tables
-from bigiron.plan.hardware import BACKENDS, Accelerator, Hardware
+from bigiron.machine.hardware import BACKENDS, Accelerator, Hardware
 from bigiron.units import GB, GIB
 
 SCHEMA = Path(__file__).parent / "schemas" / "machine.schema.json"

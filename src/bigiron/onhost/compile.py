@@ -17,9 +17,9 @@ from typing import Any, Callable, Optional
 from urllib.parse import unquote, urlsplit
 
 from ..errors import BigironError, Refused
-from ..hub.fetch import Item, Patience, fetch, sha256_of
 from ..units import gib
 from . import release
+from .fetch import Item, Patience, fetch, sha256_of
 from .progress import write_atomic
 from .release import Layout
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Dict, Iterable, Optional
 
-from ..machine.probe import Output, Start, Tree
+from .system import Output, Start, Tree
 
 TOOLCHAIN = ("build-essential", "g++", "gcc", "cmake", "ninja-build", "ccache", "libssl-dev", "pkg-config", "git")
 

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from ..errors import BigironError
-from ..hub.fetch import sha256_of
+from .fetch import sha256_of
 from .progress import write_atomic
 
 MANIFEST = "manifest.json"

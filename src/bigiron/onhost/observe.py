@@ -10,10 +10,9 @@ import fnmatch
 import os
 from typing import Any, Dict, List
 
-from ..machine import probe
-from ..machine.probe import Output, Start, Tree
-from . import holdings, services, software
+from . import holdings, probe, services, software
 from .footprint import Accounts, Paths
+from .system import Output, Start, Tree, start
 
 UNIT_DIRECTORY = "/etc/systemd/system"
 
@@ -64,7 +63,7 @@ def _shown(answer: Output, units: List[str]) -> Dict[str, Dict[str, Any]]:
     return services.parse_show(answer.out)
 
 
-def main(request: Dict[str, Any], root: str = "/", begin: Start = probe.start) -> Dict[str, Any]:
+def main(request: Dict[str, Any], root: str = "/", begin: Start = start) -> Dict[str, Any]:
     """``{"machine": ..., "observed": ...}`` for a Query. A test brings its own tree (``root``) and programs (``begin``)."""
     # /proc and /sys are the machine's, the rest bigiron's: what one may not read is not mixed into the other
     tree, hardware = Tree(root), Tree(root)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bigiron.state.render import render
+from bigiron.parts.render import render
 
 ROLES = ("base", "llama_cpp", "model", "llama_server")
 """In the order in which they are applied."""
@@ -15,7 +15,7 @@ ROLES = ("base", "llama_cpp", "model", "llama_server")
 
 @dataclass(frozen=True)
 class Resource:
-    """One thing on a host: ``kind`` decides how ``want`` is compared (`bigiron.state.diff`); ``role`` is who makes it so."""
+    """One thing on a host: ``kind`` decides how ``want`` is compared (`bigiron.plan.diff`); ``role`` is who makes it so."""
 
     kind: str
     name: str

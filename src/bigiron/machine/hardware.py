@@ -1,6 +1,6 @@
 """The machine as the planner sees it: memories, the speeds between them, and where each number comes from.
 
-Built from an observed :class:`bigiron.machine.model.Machine` or from a machine file (:mod:`bigiron.plan.machinefile`).
+Built from an observed :class:`bigiron.machine.description.Machine` or from a machine file (:mod:`bigiron.machine.machinefile`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from bigiron.errors import UsageError
 from bigiron.machine import tables
-from bigiron.machine.model import Gpu as PciGpu
-from bigiron.machine.model import Machine
+from bigiron.machine.description import Gpu as PciGpu
+from bigiron.machine.description import Machine
 from bigiron.units import GB, GIB, MIB
 
 DEFAULT_CLOCK_GHZ = 3.0

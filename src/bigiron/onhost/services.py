@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..machine.probe import Tree, fields
+from .system import Tree, fields
 
 TIMES = ("ConditionTimestampMonotonic", "AssertTimestampMonotonic")
 INTEGERS = ("MainPID", "NRestarts", "ExecMainStatus", "ExecMainCode", "StartLimitBurst", "Job", *TIMES)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ..errors import BigironError
-from ..hub.fetch import sha256_of
 from . import release
 from .compile import Request, collect, compile_release, named
+from .fetch import sha256_of
 from .progress import Progress
 
 __all__ = ["Request", "ensure", "main"]
