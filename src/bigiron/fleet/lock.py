@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from bigiron import __version__
+from bigiron import __version__, parts
 from bigiron.fleet.survey import Survey
 from bigiron.paths import write_atomic
 
@@ -21,22 +21,8 @@ def path_for(inventory: str | Path, host: str) -> Path:
 
 def document(survey: Survey, measured: Mapping[str, Any] | None) -> dict[str, Any]:
     """The lock of a host in sync with its plan; ``measured`` has prefill and generation in tok/s, None keeps no figure."""
-    variables = survey.plan.variables
-    packages = survey.observed.get("packages", {})
-    return {
-        "bigiron": __version__,
-        "release": {"fingerprint": survey.plan.fingerprint, **variables["llama_cpp_identity"]},
-        "source": {"url": survey.intent.source.url, "commit": survey.intent.source.commit},
-        "model": {
-            "repo": variables["model_repo"],
-            "revision": variables["model_revision"],
-            "quant": variables["model_quant"],
-            "files": variables["model_files"],
-        },
-        "service": {"name": variables["llama_server_service"], "argv": variables["llama_server_argv"]},
-        "packages": {name: packages[name] for name in variables["base_packages"] if name in packages},
-        "measured": dict(measured) if measured else None,
-    }
+    sections = parts.collect("lock", survey.plan.facts, survey.plan.variables)
+    return {"bigiron": __version__, **sections, "measured": dict(measured) if measured else None}
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:

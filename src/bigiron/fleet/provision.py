@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bigiron import parts
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Unreachable, UsageError
 from bigiron.fleet import lock, play, survey
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.fleet.survey import Survey
-from bigiron.plan import intent as intents
-from bigiron.plan.desired import ROLES
-from bigiron.plan.diff import roles_of
-from bigiron.plan.intent import Intent
+from bigiron.parts import llama_server
+from bigiron.parts.part import HOST, RELEASE, SERVICE
+from bigiron.plan import wishes
+from bigiron.plan.releases import ARCHIVE, INSTALLED
 from bigiron.report.live import Progress
 from bigiron.report.verdict import Verdict
 
@@ -27,7 +28,6 @@ MEASURE_TOKENS = 32
 COMPLETION_TIMEOUT_S = 600.0
 SCAN = "bigiron.onhost.bandwidth:main"
 SCAN_S = 0.9
-BEFORE_SERVICE = ("base", "llama_cpp", "model")
 
 Say = Callable[[str], None]
 
@@ -105,21 +105,21 @@ class _Provision:
         self.changed: dict[str, list[str]] = {}
 
     def bring(self, surveys: dict[str, Survey]) -> dict[str, Outcome]:
-        pending = {name: one for name, one in surveys.items() if not one.plan.fingerprint}
+        pending = {name: one for name, one in surveys.items() if not one.plan.release.fingerprint}
         if pending:
             # the release is named after the compiler, so a host that cannot tell its compiler gets the toolchain first
             self.say(f"{', '.join(pending)}: installing the toolchain, then planning again")
-            self._apply(pending, only=("base",))
+            self._apply(pending, only=parts.in_stages(HOST))
             surveys = self._again(surveys)
-        builders = {name: one for name, one in surveys.items() if one.plan.build_from == "here" or self._shares(name, surveys)}
+        builders = {name: one for name, one in surveys.items() if one.plan.release.built_here or self._shares(name, surveys)}
         waiting = {name: one for name, one in surveys.items() if name not in builders}
         if any(not one.plan.arguments_proved for one in builders.values()):
             # a new build is asked what it understands before a service is written for it
-            self._apply(builders, only=BEFORE_SERVICE)
+            self._apply(builders, only=parts.before(SERVICE))
             builders = {**builders, **self._again(builders)}
         self._apply(builders)
         waiting = {name: one for name, one in waiting.items() if self._builder_done(one)}
-        if any(one.plan.build_from not in ("archive", "installed") for one in waiting.values()):
+        if any(one.plan.release.build_from not in (ARCHIVE, INSTALLED) for one in waiting.values()):
             waiting = self._again(waiting)
         self._apply(waiting)
         applied = [one.target for one in {**builders, **waiting}.values() if one.name not in self.outcomes]
@@ -129,13 +129,13 @@ class _Provision:
     @staticmethod
     def _shares(name: str, surveys: Mapping[str, Survey]) -> bool:
         """Another host waits for the release that is installed on ``name``."""
-        return any(one.plan.build_from == name for one in surveys.values())
+        return any(one.plan.release.build_from == name for one in surveys.values())
 
     def _builder_done(self, one: Survey) -> bool:
-        builder = self.outcomes.get(one.plan.build_from)
+        builder = self.outcomes.get(one.plan.release.build_from)
         if builder is None:
             return True
-        what = f"not attempted: {one.plan.build_from}, which builds its release, {builder.status}"
+        what = f"not attempted: {one.plan.release.build_from}, which builds its release, {builder.status}"
         self.outcomes[one.name] = Outcome(one.name, "failed", error=BigironError(what, where=one.name))
         return False
 
@@ -145,19 +145,13 @@ class _Provision:
         self.outcomes.update({name: _failure(name, error) for name, error in errors.items()})
         return seen
 
-    def _apply(self, surveys: Mapping[str, Survey], only: Sequence[str] = ROLES) -> None:
+    def _apply(self, surveys: Mapping[str, Survey], only: Sequence[str] = parts.NAMES) -> None:
         """One play over ``surveys``; hosts that fail get their outcome here, the others are proved later."""
-        wanted = {name: [role for role in roles_of(one.differences) if role in only] for name, one in surveys.items()}
+        wanted = {name: [part for part in one.parts if part in only] for name, one in surveys.items()}
         surveys = {name: one for name, one in surveys.items() if name not in self.outcomes and wanted[name]}
         if not surveys:
             return
-        variables, fetches = {}, {}
-        for name, one in surveys.items():
-            values = {**one.plan.variables, "bigiron_roles": wanted[name]}
-            if one.plan.build_from == "here" and "llama_cpp" in values["bigiron_roles"]:
-                values["llama_cpp_fetch_to"] = str(survey.release_archive(one.plan.fingerprint))
-                fetches[one.plan.fingerprint] = one
-            variables[name] = values
+        variables = {name: {**one.plan.variables, "bigiron_parts": wanted[name]} for name, one in surveys.items()}
         inventories: list[str | Path] = [*self.inventory.split(","), play.write_plan(self.folder, variables)]
         sessions = _Sessions([one.target for one in surveys.values()])
         progress = Progress(list(surveys), sessions.progress, quiet=self.quiet)
@@ -168,16 +162,18 @@ class _Provision:
             sessions.close()
         for name in surveys:
             earlier = self.roles.setdefault(name, [])
-            earlier += [role for role in variables[name]["bigiron_roles"] if role not in earlier]
+            earlier += [role for role in wanted[name] if role not in earlier]
             self.changed.setdefault(name, []).extend(result.changed.get(name, []))
             if name in result.unreachable:
                 hint = "run the same command again; it carries on"
                 self._end(name, "unreachable", Unreachable(result.unreachable[name], where=name, hint=hint))
             elif name in result.failed:
                 self._end(name, "failed", BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}"))
-        for mark, one in fetches.items():
-            if survey.release_archive(mark).exists() and one.name not in self.outcomes:
-                survey.describe_release(mark, one.plan.variables["llama_cpp_identity"])
+        for name, one in surveys.items():
+            release = one.plan.release
+            fresh = release.built_here and name not in self.outcomes and set(wanted[name]) & set(parts.in_stages(RELEASE))
+            if fresh and survey.release_archive(release.fingerprint).exists():
+                survey.describe_release(release.fingerprint, release.identity.to_json())
 
     def _end(self, name: str, status: str, error: BigironError | None = None) -> Outcome:
         outcome = Outcome(name, status, self.roles.get(name, []), self.changed.get(name, []), error)
@@ -224,13 +220,13 @@ class _Provision:
 
 
 def complete(
-    target: Target, intent: Intent, prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S
+    target: Target, wish: Mapping[str, Any], prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S
 ) -> dict[str, Any]:
     """One completion by the host's own server, asked on the host itself, with the key that only the host knows.
 
     Returns the answer of `bigiron.onhost.serving.main` (speeds in tok/s). Raises BigironError when the server does not answer.
     """
-    request = survey.completion_request(intent, prompt, tokens, timeout_s)
+    request = llama_server.completion(wish, prompt, tokens, timeout_s)
     with Session(target) as session:
         answer = session.run_program(SERVE, request, timeout_s=timeout_s + 30)
     if not answer.get("ok"):
@@ -247,7 +243,7 @@ def measure(surveys: Sequence[Survey]) -> dict[str, dict[str, Any] | BigironErro
     by_name = {one.name: one for one in surveys}
 
     def one_host(target: Target) -> dict[str, Any]:
-        answer = complete(target, by_name[target.name].intent, MEASURE_PROMPT, MEASURE_TOKENS)
+        answer = complete(target, by_name[target.name].wish, MEASURE_PROMPT, MEASURE_TOKENS)
         one = by_name[target.name]
         with Session(target) as session:
             scan = session.run_program(SCAN, {"threads": one.machine.cpu.cores, "seconds": SCAN_S}, become=False)
@@ -265,22 +261,15 @@ def ask(targets: Sequence[Target], prompt: str, tokens: int) -> dict[str, Any]:
     if not prompt.strip() or tokens < 1:
         raise UsageError("a prompt and at least one token are needed", hint='./inv ask "The capital of France is" --host lab01')
     target = targets[0]
-    return complete(target, intents.read(target.name, target.vars), prompt, tokens)
+    return complete(target, wishes.read(target.name, target.vars), prompt, tokens)
 
 
 def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: bool, quiet: bool = False) -> list[Outcome]:
     """Remove from ``targets`` what provision made; with ``models`` the model files too. Needs no plan: it removes what is there."""
-    variables = {}
-    for target in targets:
-        intent = intents.read(target.name, target.vars)
-        variables[target.name] = {
-            "teardown_prefix": intents.PREFIX,
-            "teardown_config_dir": intents.CONFIG_DIR,
-            "teardown_build_root": intents.BUILD_ROOT,
-            "teardown_user": intents.USER,
-            "teardown_model_root": intent.model.root,
-            "teardown_models": models,
-        }
+    backwards = {"bigiron_parts": list(reversed(parts.NAMES)), "model_remove": models}
+    variables = {
+        target.name: {**parts.collect("remove", wishes.read(target.name, target.vars)), **backwards} for target in targets
+    }
     folder = play.new_run()
     names = list(variables)
     progress = Progress(names, lambda _host, _role: None, quiet=quiet)

@@ -1,4 +1,4 @@
-"""Look at hosts and say what differs: observe (one round trip each, in parallel), plan, desired state, diff. Changes nothing."""
+"""Look at hosts and say what differs: observe (one round trip each, in parallel), plan, compare. Changes nothing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigiron import parts
 from bigiron.errors import BigironError, Refused
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
@@ -18,59 +19,25 @@ from bigiron.gguf.facts import ModelFacts
 from bigiron.hub import headers, tree
 from bigiron.hub.quants import QuantFiles
 from bigiron.machine.description import Machine
+from bigiron.parts import model as model_part
+from bigiron.parts import planner
+from bigiron.parts.difference import Difference, diff
+from bigiron.parts.part import Facts, Resource
+from bigiron.parts.planner import HostPlan
 from bigiron.paths import cache_dir, state_dir, write_atomic
-from bigiron.plan import diff as differences_of
-from bigiron.plan import host as planning
-from bigiron.plan import intent as intents
-from bigiron.plan.choose import AUTO
-from bigiron.plan.desired import Resource, desired, key_path
-from bigiron.plan.diff import Difference
-from bigiron.plan.host import CachedRelease, HostFacts, HostPlan
-from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
-from bigiron.plan.refusals import refusals as reasons_not_to_start
+from bigiron.plan import wishes
+from bigiron.plan.releases import CachedRelease
 
 OBSERVE = "bigiron.onhost.observe:main"
 OBSERVE_TIMEOUT_S = 60.0
-_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
-
-
-@dataclass(frozen=True)
-class Survey:
-    """One host: what it is, what is on it, what should be, and the differences. ``refusals`` are reasons not to start at all."""
-
-    target: Target
-    intent: Intent
-    machine: Machine
-    observed: Mapping[str, Any]
-    plan: HostPlan
-    resources: list[Resource]
-    differences: list[Difference]
-    refusals: list[Refused] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.target.name
-
-    @property
-    def in_sync(self) -> bool:
-        return not self.differences
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **self.plan.to_json(),
-            "in_sync": self.in_sync,
-            "roles": differences_of.roles_of(self.differences),
-            "differences": [difference.to_json() for difference in self.differences],
-            "refusals": [refusal.to_json() for refusal in self.refusals],
-        }
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one host answered; `Intent` is read before the network is touched, so a typo costs no connection."""
+    """What one host answered; the wish is read before the network is touched, so a typo costs no connection."""
 
     target: Target
-    intent: Intent
+    wish: Mapping[str, Any]
     nonce: str
     machine: Machine
     observed: Mapping[str, Any]
@@ -79,25 +46,61 @@ class Look:
         return {"host": self.target.name, "machine": self.machine.to_json(), "observed": dict(self.observed)}
 
 
-def query(intent: Intent, nonce: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Survey:
+    """One host: what was seen, what should be, and the differences."""
+
+    seen: Look
+    plan: HostPlan
+    differences: list[Difference]
+
+    @property
+    def name(self) -> str:
+        return self.seen.target.name
+
+    @property
+    def target(self) -> Target:
+        return self.seen.target
+
+    @property
+    def wish(self) -> Mapping[str, Any]:
+        return self.seen.wish
+
+    @property
+    def machine(self) -> Machine:
+        return self.seen.machine
+
+    @property
+    def observed(self) -> Mapping[str, Any]:
+        return self.seen.observed
+
+    @property
+    def refusals(self) -> Sequence[Refused]:
+        """Reasons not to start at all."""
+        return self.plan.planned.refusals
+
+    @property
+    def in_sync(self) -> bool:
+        return not self.differences
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts that have something to do, in their order."""
+        return parts.to_apply(difference.part for difference in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.plan.to_json(),
+            "in_sync": self.in_sync,
+            "roles": self.parts,
+            "differences": [difference.to_json() for difference in self.differences],
+            "refusals": [refusal.to_json() for refusal in self.refusals],
+        }
+
+
+def query(wish: Mapping[str, Any], nonce: str) -> dict[str, Any]:
     """The observer's request (docs/architecture.md)."""
-    unit = f"llama-server-{intent.service}.service"
-    address = "127.0.0.1" if intent.listen in _ANY_ADDRESS else intent.listen
-    return {
-        "prefix": PREFIX,
-        "config_dir": CONFIG_DIR,
-        "model_root": intent.model.root,
-        "build_root": BUILD_ROOT,
-        "user": USER,
-        "unit_glob": "llama-server-*.service",
-        "ports": [intent.port],
-        "files": [entry["path"] for entry in intent.files],
-        "models": [f"{intent.model.repo}/{intent.model.revision}"],
-        "packages": [*planning.RUNTIME_PACKAGES, *planning.TOOLCHAIN_PACKAGES, *intent.extra_packages],
-        "disks": [PREFIX, BUILD_ROOT, intent.model.root, "/usr"],
-        "secret_nonce": nonce,
-        "health": {unit: {"host": address, "port": intent.port}},
-    }
+    return {"watch": parts.watch(wish), "nonce": nonce}
 
 
 def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
@@ -105,14 +108,16 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
 
     Raises UsageError (before any connection) when a host's variables are wrong.
     """
-    wishes = {target.name: intents.read(target.name, target.vars) for target in targets}
+    wanted = {target.name: wishes.read(target.name, target.vars) for target in targets}
     nonce = secrets.token_hex(16)
 
     def observe(target: Target) -> Look:
-        intent = wishes[target.name]
+        wish = wanted[target.name]
+        request = query(wish, nonce)
+        modules = tuple(sorted(f"bigiron.onhost.kinds.{kind}" for kind in request["watch"]))
         with Session(target) as session:
-            answer = session.run_program(OBSERVE, query(intent, nonce), timeout_s=OBSERVE_TIMEOUT_S)
-        return Look(target, intent, nonce, Machine.from_json(answer["machine"]), answer["observed"])
+            answer = session.run_program(OBSERVE, request, modules=modules, timeout_s=OBSERVE_TIMEOUT_S)
+        return Look(target, wish, nonce, Machine.from_json(answer["machine"]), answer["observed"])
 
     return run_many(targets, observe)
 
@@ -121,46 +126,48 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
     """Surveys by host, and the errors of the hosts that could not be surveyed."""
     seen = look(targets)
     errors = {name: result for name, result in seen.items() if isinstance(result, BigironError)}
-    looks = [result for result in seen.values() if isinstance(result, Look)]
+    looks = {name: result for name, result in seen.items() if isinstance(result, Look)}
     facts = []
-    for one in looks:
+    for name, one in looks.items():
         try:
-            planning.check_machine(one.target.name, one.machine)
-            found = candidates(one.target, one.intent)
-            facts.append(HostFacts(one.target.name, one.intent, one.machine, one.observed, *found, measured_bandwidth(one)))
+            planner.suited(name, one.machine)
+            quants, models = candidates(one.target, one.wish)
         except BigironError as error:
-            errors[one.target.name] = error
-    plans = planning.plan_hosts(facts, cached_releases())
-    by_name = {one.target.name: one for one in looks}
+            errors[name] = error
+            continue
+        bandwidth = measured_bandwidth(one)
+        folder = str(cache_dir("releases"))
+        facts.append(
+            Facts(name, one.wish, one.machine, one.observed, quants, models, bandwidth=bandwidth, release_folder=folder)
+        )
     surveys = {}
-    for fact in facts:
-        plan = plans[fact.name]
+    for name, plan in planner.plan_hosts(facts, cached_releases()).items():
         if isinstance(plan, BigironError):
-            errors[fact.name] = plan
+            errors[name] = plan
         else:
-            surveys[fact.name] = _compare(by_name[fact.name], fact, plan)
+            one = looks[name]
+            surveys[name] = Survey(one, plan, diff(plan.planned.resources, one.observed, _hmacs(one, plan.planned.resources)))
     return surveys, errors
 
 
-def _compare(one: Look, fact: HostFacts, plan: HostPlan) -> Survey:
-    resources = desired(plan.variables)
-    keys: dict[str, str] = {}
-    if one.intent.own_api_key:
-        secret = one.target.secret("llama_server_api_key").strip("\r\n")
-        keys[key_path(plan.variables)] = hmac.new(one.nonce.encode(), secret.encode(), "sha256").hexdigest()
-    differences = differences_of.diff(resources, one.observed, keys)
-    refusals = reasons_not_to_start(fact, plan)
-    return Survey(one.target, one.intent, one.machine, one.observed, plan, resources, differences, refusals)
+def _hmacs(one: Look, resources: Iterable[Resource]) -> dict[str, str]:
+    """By path, the HMAC that each secret of the inventory should have on the host."""
+    found = {}
+    for resource in resources:
+        variable = str(resource.want.get("variable", "")) if resource.kind == "secret" else ""
+        if variable in one.target.vars and (secret := one.target.secret(variable).strip("\r\n")):
+            found[resource.name] = hmac.new(one.nonce.encode(), secret.encode(), "sha256").hexdigest()
+    return found
 
 
-def candidates(target: Target, intent: Intent) -> tuple[dict[str, QuantFiles], dict[str, ModelFacts]]:
+def candidates(target: Target, wish: Mapping[str, Any]) -> tuple[dict[str, QuantFiles], dict[str, ModelFacts]]:
     """The quants that may be served (one, when it was named) and what their headers say, both cached: a commit never changes."""
-    wish = intent.model
+    asked = model_part.repository(wish)
     # a secret is only opened when the hub is really asked
-    token = (lambda: target.secret("model_token")) if "model_token" in target.vars else None
-    listing = tree.list_files(wish.endpoint, wish.repo, wish.revision, token)
-    if wish.quant.lower() != AUTO:
-        chosen = tree.select(listing, wish.quant)
+    token = (lambda: target.secret(model_part.TOKEN)) if model_part.TOKEN in target.vars else None
+    listing = tree.list_files(asked.endpoint, asked.repo, asked.revision, token)
+    if asked.quant is not None:
+        chosen = tree.select(listing, asked.quant)
         return {chosen.name: chosen}, {chosen.name: headers.facts(listing, chosen, token)}
     found = tree.provable(listing)
     facts = headers.of_quants(listing, found, token)
@@ -230,16 +237,3 @@ def describe_release(mark: str, identity: Mapping[str, Any]) -> None:
         "archive_size": archive.stat().st_size,
     }
     write_atomic(description, json.dumps(document, indent=1))
-
-
-def completion_request(intent: Intent, prompt: str, tokens: int, timeout_s: float) -> dict[str, Any]:
-    """What `bigiron.onhost.serving.main` needs to ask the host's own server; the key stays on the host."""
-    return {
-        "unit": f"llama-server-{intent.service}.service",
-        "host": "127.0.0.1" if intent.listen in _ANY_ADDRESS else intent.listen,
-        "port": intent.port,
-        "key_file": f"{CONFIG_DIR}/credentials/{intent.service}.key",
-        "prompt": prompt,
-        "n_predict": tokens,
-        "timeout_s": timeout_s,
-    }

@@ -19,8 +19,8 @@ from typing import Any, Callable, Optional
 from ..errors import BigironError
 from . import release
 from .compile import Request, collect, compile_release, named
-from .fetch import sha256_of
 from .progress import Progress
+from .system import sha256_of
 
 __all__ = ["Request", "ensure", "main"]
 

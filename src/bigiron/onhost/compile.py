@@ -19,9 +19,10 @@ from urllib.parse import unquote, urlsplit
 from ..errors import BigironError, Refused
 from ..units import gib
 from . import release
-from .fetch import Item, Patience, fetch, sha256_of
+from .fetch import Item, Patience, fetch
 from .progress import write_atomic
 from .release import Layout
+from .system import sha256_of
 
 MINIMUM_FREE_BYTES = 2 * 1024**3
 RPATH = "$ORIGIN;$ORIGIN/../lib"

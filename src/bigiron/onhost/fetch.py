@@ -370,18 +370,6 @@ def _reason(error: BaseException) -> str:
     return str(inner) or type(inner).__name__
 
 
-def sha256_of(path: Path, report: Optional[Report] = None) -> str:
-    """The SHA-256 of a file in hex; ``report`` gets the bytes read so far."""
-    digest, done = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as stream:
-        for block in iter(lambda: stream.read(BLOCK), b""):
-            digest.update(block)
-            done += len(block)
-            if report:
-                report(done)
-    return digest.hexdigest()
-
-
 def owner_of(path: Path) -> str:
     """Who a person must ask: ``"uid 0, mode 0755"`` of the nearest folder that exists."""
     while not path.exists() and path != path.parent:

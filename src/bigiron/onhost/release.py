@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from ..errors import BigironError
-from .fetch import sha256_of
 from .progress import write_atomic
+from .system import sha256_of
 
 MANIFEST = "manifest.json"
 STAGING = ".staging-"

@@ -15,7 +15,8 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tu
 
 from ..errors import BigironError
 from ..units import duration
-from . import services
+from . import net, processes
+from .kinds.service import parse_show, show_argv
 from .symptoms import Died, explain, without_secrets
 from .system import Start, Tree, start
 
@@ -66,10 +67,10 @@ def journal(unit: str, looks: Iterable[Dict[str, Any]], begin: Start = start, se
 
 
 def _look(unit: str, begin: Start) -> Dict[str, Any]:
-    answer = begin(services.show_argv([unit]))()
+    answer = begin(show_argv([unit]))()
     if answer.rc != 0:
         raise BigironError(f"systemctl failed: {answer.err or answer.rc}", where=unit)
-    found = services.parse_show(answer.out)
+    found = parse_show(answer.out)
     if unit not in found:
         raise BigironError("no such unit", where=unit, hint="apply the role llama_server")
     return found[unit]
@@ -77,19 +78,19 @@ def _look(unit: str, begin: Start) -> Dict[str, Any]:
 
 def _owner(tree: Tree, host: str, port: int, pid: int) -> Optional[str]:
     """None when ``pid`` listens on ``port``, "" when nobody does, else who does."""
-    sockets = services.listeners(tree, [port])
-    answering = {services.reachable(host), "0.0.0.0", "::"}  # noqa: S104  - compared, not bound
+    sockets = net.listeners(tree, [port])
+    answering = {net.reachable(host), "0.0.0.0", "::"}  # noqa: S104  - compared, not bound
     sockets = [each for each in sockets if each.address in answering] or sockets
     if not sockets:
         return ""
-    owners = services.owners(tree, [each.inode for each in sockets], [pid])
+    owners = net.owners(tree, [each.inode for each in sockets], [pid])
     others = [owners.get(each.inode) for each in sockets if owners.get(each.inode) != pid]
     if not others:
         return None
     other = next((each for each in others if each is not None), None)
     if other is None:
         return "a process that this user may not see"
-    return f"{services.program(tree, other)} (pid {other}, {services.unit_of(tree, other) or 'no unit'})"
+    return f"{processes.program(tree, other)} (pid {other}, {processes.unit_of(tree, other) or 'no unit'})"
 
 
 def wait_ready(
@@ -102,7 +103,7 @@ def wait_ready(
     secrets: Tuple[str, ...] = (),
     begin: Start = start,
     root: str = "/",
-    get: Callable[[str, int, str], services.Answer] = services.http_get,
+    get: Callable[[str, int, str], net.Answer] = net.http_get,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ready:
@@ -136,7 +137,7 @@ def wait_ready(
                 detail = f"/health says {status}: {reason}" if status else f"/health: {reason}"
         waited = clock() - began
         if progress:
-            progress(Waiting(waited, detail, pid, services.resident_bytes(tree, pid) if pid else 0))
+            progress(Waiting(waited, detail, pid, processes.resident_bytes(tree, pid) if pid else 0))
         if waited >= timeout_s:
             raise BigironError(
                 f"not ready after {duration(waited)}: {detail}",
@@ -159,7 +160,7 @@ def complete(host: str, port: int, key: str, prompt: str, n_predict: int, timeou
     where = f"http://{host}:{port}/completion"
     body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "cache_prompt": False, "stream": False}
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    connection = http.client.HTTPConnection(services.reachable(host), port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(net.reachable(host), port, timeout=timeout_s)
     try:
         connection.request("POST", "/completion", json.dumps(body), headers)
         response = connection.getresponse()
@@ -177,7 +178,7 @@ def complete(host: str, port: int, key: str, prompt: str, n_predict: int, timeou
     text = without_secrets(data.decode(errors="replace"), (key,) if key else ())
     if response.status != 200:
         known = {401: "the server refuses the key", 503: "the model is still loading"}.get(response.status)
-        raise BigironError(f"status {response.status}: {known or services.reason(text.encode())}", where=where)
+        raise BigironError(f"status {response.status}: {known or net.reason(text.encode())}", where=where)
     try:
         answer = json.loads(text)
         timings = answer.get("timings") or {}

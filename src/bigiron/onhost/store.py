@@ -17,8 +17,9 @@ from typing import Any, Callable, Optional
 
 from ..errors import BigironError, Refused
 from ..units import count, gib
-from .fetch import Item, Patience, fetch, owner_of, sha256_of
+from .fetch import Item, Patience, fetch, owner_of
 from .progress import Progress, write_atomic
+from .system import sha256_of
 
 RECORD = ".bigiron.json"
 RESERVE_BYTES = 1024**3

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -115,3 +116,15 @@ def fields(text: str) -> Dict[str, str]:
     """``name: value`` lines as a mapping (cpuinfo, meminfo, status)."""
     pairs = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, colon, value in pairs if colon}
+
+
+def sha256_of(path: Path, report: Optional[Callable[[int], None]] = None) -> str:
+    """The SHA-256 of a file in hex; ``report`` gets the bytes read so far."""
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+            done += len(block)
+            if report:
+                report(done)
+    return digest.hexdigest()

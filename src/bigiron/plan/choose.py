@@ -12,7 +12,6 @@ from bigiron.machine.description import Machine
 from bigiron.machine.hardware import Hardware, from_machine
 from bigiron.plan.arguments import Argument, arguments, check_cache_types
 from bigiron.plan.capabilities import Capabilities
-from bigiron.plan.intent import Intent
 from bigiron.plan.memory import DeviceMemory, padded_context
 from bigiron.plan.placement import FITS, NO, STREAMS, Placement, Wanted, place
 from bigiron.plan.quant import by_quality, named
@@ -58,20 +57,6 @@ class Wish:
             )
         if self.backend not in {AUTO, "cpu"}:
             raise UsageError(f"backend is {self.backend!r}", where="plan", hint="auto or cpu")
-
-    @classmethod
-    def of(cls, intent: Intent) -> Wish:
-        """The wish of a host's inventory variables."""
-        return cls(
-            context=intent.context * intent.parallel,
-            slots=intent.parallel,
-            quant=AUTO if intent.model.quant.lower() == AUTO else intent.model.quant,
-            type_k=intent.cache_type_k,
-            type_v=intent.cache_type_v,
-            cache_ram_mib=intent.cache_ram_mib,
-            threads=intent.threads,
-            backend="cpu" if intent.backend == "cpu" else AUTO,
-        )
 
     def wanted(self) -> Wanted:
         """The part the placement needs."""

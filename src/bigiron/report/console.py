@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bigiron.errors import BigironError
-from bigiron.plan.diff import Difference
+from bigiron.parts.difference import Difference
 from bigiron.units import count
 
 
@@ -49,7 +49,7 @@ def differences(host: str, found: Sequence[Difference], *, diffs: bool = True) -
         if each.resource.startswith("package:"):
             continue
         kind, _, name = each.resource.partition(":")
-        print(f"  {each.role:<13} {kind} {name}: {each.problem}" if name else f"  {each.role:<13} {kind}: {each.problem}")
+        print(f"  {each.part:<13} {kind} {name}: {each.problem}" if name else f"  {each.part:<13} {kind}: {each.problem}")
         if diffs and each.text:
             for line in each.text.splitlines():
                 print(f"      {line}")

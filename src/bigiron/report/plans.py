@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from bigiron import parts
 from bigiron.errors import EXIT_DIFFERENCES, EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_UNREACHABLE, BigironError
 from bigiron.report import console, machines, plan_table
 from bigiron.units import duration
@@ -35,9 +36,11 @@ def show(
     else:
         for one in surveys.values():
             if reasons:
-                rows = [(reason.topic, reason.decision, reason.why) for reason in one.plan.reasons]
+                rows = [(reason.topic, reason.decision, reason.why) for reason in one.plan.planned.reasons]
                 console.table(("decision", "value", "because"), rows, title=f"{one.name}: {machines.summary(one.machine)}")
                 plan_table.show(one.plan.model, explain=explain)
+                for finding in one.plan.planned.findings:
+                    print(f"  note: {finding}")
             console.differences(one.name, one.differences, diffs=diffs)
             for refusal in one.refusals:
                 console.error(refusal)
@@ -73,19 +76,8 @@ def show_status(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError
     """One row per host: service, release, model, sync. Returns the exit code."""
     rows = []
     for one in surveys.values():
-        unit = f"llama-server-{one.intent.service}.service"
-        service = one.observed.get("services", {}).get(unit, {})
-        exe = str(service.get("exe") or "")
-        rows.append(
-            {
-                "host": one.name,
-                "service": f"{service.get('ActiveState', 'absent')}{' (ready)' if service.get('health') == 200 else ''}",
-                "release": exe.rsplit("/releases/", maxsplit=1)[-1].split("/", maxsplit=1)[0] if "/releases/" in exe else "-",
-                "model": f"{one.intent.model.repo}:{one.intent.model.quant}",
-                "listens": f"{one.intent.listen}:{one.intent.port}",
-                "plan": "in sync" if one.in_sync else f"{len(one.differences)} differ",
-            }
-        )
+        sync = "in sync" if one.in_sync else f"{len(one.differences)} differ"
+        rows.append({"host": one.name, **parts.collect("status", one.wish, one.observed), "plan": sync})
     rows += [
         {"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": str(e.what)}
         for name, e in errors.items()

@@ -1,0 +1,86 @@
+"""The host itself: packages, the service account, the folders that the parts stand in, and a person's plain files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bigiron.errors import Refused
+from bigiron.machine.description import Machine
+from bigiron.parts.part import HOST, Facts, Planned, Resource, Watched, file_resource
+
+STAGE = HOST
+USER = "llama"
+PACKAGES = ("ca-certificates", "libgomp1")
+
+
+def packages(_facts: Facts) -> tuple[str, ...]:
+    return PACKAGES
+
+
+def unsuited(machine: Machine) -> Refused | None:
+    """Why this machine cannot be a llama.cpp host at all."""
+    if machine.init != "systemd":
+        return Refused(
+            f"PID 1 is {machine.init or 'unknown'}, not systemd: llama-server needs a unit to run under",
+            hint="boot the host with systemd (a container needs its own init), or choose another host",
+        )
+    if not machine.os.debian_like:
+        return Refused(
+            f"{machine.os.pretty or machine.os.id or 'this system'} is not Debian-like",
+            hint="this version installs packages with apt only; use Debian or Ubuntu on this host",
+        )
+    return None
+
+
+def watch(wish: Mapping[str, Any]) -> Watched:
+    return {
+        "package": [_split(each)[0] for each in wish["base_extra_packages"]],
+        "user": [USER],
+        "file": [entry["path"] for entry in wish["base_files"]],
+        "disk": ["/usr"],
+    }
+
+
+def plan(facts: Facts, _so_far: Planned) -> Planned:
+    wanted = sorted({*facts.packages, *facts.wish["base_extra_packages"]})
+    files = [{"owner": "root", "group": "root", "mode": "0644", **entry} for entry in facts.wish["base_files"]]
+    resources = [Resource("package", name, "base", {"version": version}) for name, version in map(_split, wanted)]
+    resources.append(Resource("user", USER, "base", {"group": USER, "shell": "/usr/sbin/nologin"}))
+    resources += [
+        Resource("directory", entry["path"], "base", {key: entry[key] for key in ("owner", "group", "mode")})
+        for entry in facts.directories
+    ]
+    resources += [
+        file_resource("base", entry["path"], entry["content"], entry["mode"], entry["owner"], entry["group"]) for entry in files
+    ]
+    refusals = []
+    if facts.observed.get("uid"):
+        what = f"the connection acts as user {facts.observed['uid']}, not as root, and cannot change this host"
+        refusals.append(Refused(what, hint="set ansible_become: true (sudo), or connect as root"))
+    return Planned(
+        {
+            "base_packages": wanted,
+            "base_user": USER,
+            "base_directories": [dict(entry) for entry in facts.directories],
+            "base_files": files,
+        },
+        resources,
+        refusals=refusals,
+    )
+
+
+def _split(package: str) -> tuple[str, str]:
+    """Name and wanted version ("" for any) of ``name`` or ``name=version``."""
+    name, _, version = package.partition("=")
+    return name, version
+
+
+def lock(facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
+    have = facts.observed["packages"]
+    names = [_split(each)[0] for each in variables["base_packages"]]
+    return {"packages": {name: have[name] for name in names if isinstance(have.get(name), str)}}
+
+
+def remove(_wish: Mapping[str, Any]) -> dict[str, Any]:
+    return {"base_user": USER}

@@ -1,0 +1,105 @@
+"""Which release each host gets: built once per platform, for all hosts of a run together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bigiron.plan import build_options
+from bigiron.plan.build_options import Identity
+
+HERE, INSTALLED, ARCHIVE = "here", "installed", "archive"
+
+
+@dataclass(frozen=True)
+class CachedRelease:
+    """A packed release on the controller; ``help`` is what its llama-server printed for ``--help``."""
+
+    fingerprint: str
+    identity: Mapping[str, Any]
+    archive: str
+    archive_sha256: str
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One host: the release it wants (compiler left open), the sound one it runs as (fingerprint, identity), its compiler ("" unknown)."""
+
+    host: str
+    identity: Identity
+    installed: tuple[str, Mapping[str, Any]] | None
+    compiler: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """The release of one host.
+
+    ``build_from`` is ``here`` (compiled on this host), ``installed``, ``archive`` (packed on the controller) or the name of the host that builds it.
+    """
+
+    identity: Identity
+    build_from: str
+    archive: CachedRelease | None
+    why: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Its name; empty while the compiler is not known."""
+        return build_options.fingerprint(self.identity.to_json()) if self.identity.compiler else ""
+
+    @property
+    def built_here(self) -> bool:
+        return self.build_from == HERE
+
+
+def choose(candidates: Sequence[Candidate], cached: Sequence[CachedRelease]) -> dict[str, Release]:
+    """A release per host, the same one for every host of a platform.
+
+    In this order: what runs on one of them already (it is proved), what lies packed on the controller, else the first host of the platform
+    builds it and the others wait for that build.
+    """
+    platforms: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        platforms.setdefault(build_options.fingerprint(candidate.identity.to_json()), []).append(candidate)
+    choices: dict[str, Release] = {}
+    for members in platforms.values():
+        choices.update(_of_platform(members, cached))
+    return choices
+
+
+def _of_platform(members: Sequence[Candidate], cached: Sequence[CachedRelease]) -> dict[str, Release]:
+    identity = members[0].identity
+    holders = {one.host: one.installed for one in members if one.installed and _same_but_compiler(identity, one.installed[1])}
+    packed = [release for release in cached if _same_but_compiler(identity, release.identity)]
+    running = {found[0] for found in holders.values()}
+    packed.sort(key=lambda release: (release.fingerprint not in running, release.fingerprint))
+    if packed:
+        archive = packed[0]
+        identity = replace(identity, compiler=str(archive.identity["compiler"]))
+        kept = Release(identity, ARCHIVE, archive, "built earlier for this platform and kept on the controller")
+        here = Release(identity, INSTALLED, archive, "runs here already")
+        return {one.host: here if holders.get(one.host, ("",))[0] == archive.fingerprint else kept for one in members}
+    if holders:
+        owner, (_, proved) = min(holders.items(), key=lambda item: (item[1][0], item[0]))
+        identity, why = replace(identity, compiler=str(proved["compiler"])), "runs here already"
+    else:
+        builder = next((one for one in members if one.compiler), members[0])
+        owner, why = builder.host, "the first of its platform builds, the others install its release"
+        identity = replace(identity, compiler=builder.compiler)
+    mark = build_options.fingerprint(identity.to_json())
+    choices = {}
+    for one in members:
+        if holders.get(one.host, ("",))[0] == mark:
+            choices[one.host] = Release(identity, INSTALLED, None, "runs here already")
+        elif one.host == owner:
+            choices[one.host] = Release(identity, HERE, None, why)
+        else:
+            choices[one.host] = Release(identity, owner, None, f"the same platform as {owner}: no second compile")
+    return choices
+
+
+def _same_but_compiler(identity: Identity, other: Mapping[str, Any]) -> bool:
+    return {**identity.to_json(), "compiler": ""} == {**other, "compiler": ""}
