@@ -4,11 +4,15 @@ from dataclasses import dataclass
 
 import pytest
 
+from bigiron import parts
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Refused, Unreachable
 from bigiron.fleet import play, provision, survey
 from bigiron.fleet.provision import Outcome, exit_code
-from bigiron.plan.diff import Difference
-from bigiron.plan.host import HostPlan
+from bigiron.parts.difference import Difference
+from bigiron.parts.part import Facts, Planned
+from bigiron.parts.planner import HostPlan
+from bigiron.plan.build_options import Identity
+from bigiron.plan.releases import Release
 from bigiron.report.verdict import Check, Verdict
 
 
@@ -17,10 +21,12 @@ class Target:
     name: str
 
 
-def surveyed(name, build_from, *roles, mark="f" * 16, proved=True):
-    variables = {"llama_cpp_fingerprint": mark, "llama_cpp_identity": {}}
-    plan = HostPlan(name, variables, build_from, None, None, arguments_proved=proved)
-    return survey.Survey(Target(name), None, None, {}, plan, [], [Difference(role, "x:y", "is missing") for role in roles])
+def surveyed(name, build_from, *differing, mark="f" * 16, proved=True):
+    release = Release(Identity("", {}, "g++ 12" if mark else "", "", ()), build_from, None, "")
+    facts = Facts(name, {}, None, {}, {}, {}, release=release)
+    plan = HostPlan(name, facts, Planned({}, refusals=[]), arguments_proved=proved)
+    look = survey.Look(Target(name), {}, "", None, {})
+    return survey.Survey(look, plan, [Difference(part, "x:y", "is missing") for part in differing])
 
 
 class World:
@@ -67,7 +73,7 @@ class World:
         }
 
 
-EVERY = ("base", "llama_cpp", "model", "llama_server")
+EVERY = parts.NAMES
 
 
 def test_hosts_in_sync_are_left_alone(monkeypatch, tmp_path):
@@ -98,7 +104,7 @@ def test_a_new_build_is_asked_what_it_understands_before_the_service_is_written(
 
     monkeypatch.setattr(play, "run", run)
     applied = []
-    monkeypatch.setattr(play, "write_plan", lambda folder, variables: applied.append(variables["a"]["bigiron_roles"]) or folder)
+    monkeypatch.setattr(play, "write_plan", lambda folder, variables: applied.append(variables["a"]["bigiron_parts"]) or folder)
     assert world.go("a")["a"].roles == list(EVERY)
     assert applied == [["base", "llama_cpp", "model"], ["llama_server"]]
 

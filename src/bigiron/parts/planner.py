@@ -124,7 +124,7 @@ def _too_small(fact: Facts, needs: Iterable[Space]) -> list[Refused]:
     """File systems without room for what all parts together write to them."""
     by_device: dict[str, list[Space]] = {}
     disks = fact.observed["disks"]
-    for need in needs:
+    for need in sorted(needs, key=lambda each: -each.nbytes):
         if need.nbytes and "free_bytes" in disks.get(need.path, {}):
             by_device.setdefault(str(disks[need.path]["device"]), []).append(need)
     found = []

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bigiron.onhost import holdings
-from bigiron.onhost.system import Tree
 from fixtures.hostroot import look, plant
 
 
@@ -32,25 +30,20 @@ def release(root: Path, name: str = "abc123", **files: str) -> Path:
 def test_a_sound_release(tmp_path):
     release(tmp_path)
     (tmp_path / "opt/bigiron/releases/.staging-x").mkdir()
-    found = look(tmp_path)
+    found = look(tmp_path, release=["/opt/bigiron"])
     assert set(found["releases"]) == {"abc123"}
     assert found["releases"]["abc123"]["ok"]
     assert found["releases"]["abc123"]["manifest"]["identity"] == {"libc": "glibc 2.36"}
-    assert found["paths"]["/opt/bigiron/releases/abc123"]["type"] == "directory"
 
 
 def test_a_damaged_release_says_how(tmp_path):
     folder = release(tmp_path)
     (folder / "bin/llama-server").unlink()
     (folder / "lib/libllama.so").write_text("longer")
-    assert look(tmp_path)["releases"]["abc123"]["problems"] == ["bin/llama-server: missing", "lib/libllama.so: 6 bytes, not 3"]
-
-
-def test_same_size_other_bytes_is_found_when_deep(tmp_path):
-    folder = release(tmp_path)
-    (folder / "lib/libllama.so").write_text("LIB")
-    assert look(tmp_path)["releases"]["abc123"]["ok"]
-    assert look(tmp_path, deep=True)["releases"]["abc123"]["problems"] == ["lib/libllama.so: the SHA-256 differs"]
+    assert look(tmp_path, release=["/opt/bigiron"])["releases"]["abc123"]["problems"] == [
+        "bin/llama-server: missing",
+        "lib/libllama.so: 6 bytes, not 3",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,12 +59,13 @@ def test_same_size_other_bytes_is_found_when_deep(tmp_path):
 def test_a_bad_manifest(tmp_path, manifest, problem):
     path = release(tmp_path) / "manifest.json"
     path.unlink() if manifest is None else path.write_text(manifest)
-    found = look(tmp_path)["releases"]["abc123"]
+    found = look(tmp_path, release=["/opt/bigiron"])["releases"]["abc123"]
     assert not found["ok"]
     assert found["problems"][0].startswith(problem)
 
 
 REVISION = "org/repo/0123"
+SHARDS = {REVISION: "/srv/models"}
 
 
 def proved(root: Path, **files: str) -> Path:
@@ -89,7 +83,7 @@ def proved(root: Path, **files: str) -> Path:
 def test_proved_files_parts_and_strangers(tmp_path):
     folder = proved(tmp_path, **{"Q2/a-00001-of-00002.gguf": "one"})
     plant(folder, {"Q2/a-00002-of-00002.gguf.part": "tw", "mmproj.gguf": "stranger", ".cache/huggingface/x": "no"})
-    found = look(tmp_path, models=[REVISION, "org/repo/none"])["models"]
+    found = look(tmp_path, shard={**SHARDS, "org/repo/none": "/srv/models"})["models"]
     assert set(found) == {REVISION}
     digest = hashlib.sha256(b"one").hexdigest()
     assert found[REVISION] == {
@@ -100,7 +94,6 @@ def test_proved_files_parts_and_strangers(tmp_path):
         "partial": {"Q2/a-00002-of-00002.gguf": 2},
         "problems": [],
     }
-    assert set(look(tmp_path)["models"]) == {REVISION}
 
 
 def test_a_touched_file_is_no_longer_proved(tmp_path):
@@ -108,19 +101,9 @@ def test_a_touched_file_is_no_longer_proved(tmp_path):
     os.utime(folder / "a", ns=(1, 1))
     (folder / "b").unlink()
     (folder / "c").write_text("longer now")
-    found = look(tmp_path)["models"][REVISION]
+    found = look(tmp_path, shard=SHARDS)["models"][REVISION]
     assert [found["files"][name]["proved"] for name in ("a", "c")] == [False, False]
     assert found["problems"] == ["b: in the record, but missing"]
-
-
-def test_deep_reports_the_hash_of_the_bytes_that_are_there(tmp_path):
-    folder = proved(tmp_path, a="one")
-    status = (folder / "a").stat()
-    with (folder / "a").open("r+") as file:
-        file.write("ONE")
-    os.utime(folder / "a", ns=(status.st_mtime_ns, status.st_mtime_ns))
-    assert look(tmp_path)["models"][REVISION]["files"]["a"]["proved"]  # the cheap check cannot see bit rot
-    assert look(tmp_path, deep=True)["models"][REVISION]["files"]["a"]["sha256"] == hashlib.sha256(b"ONE").hexdigest()
 
 
 def test_hub_cache_links_have_their_targets_size_and_broken_ones_are_named(tmp_path):
@@ -130,7 +113,7 @@ def test_hub_cache_links_have_their_targets_size_and_broken_ones_are_named(tmp_p
     (folder / "broken.gguf").symlink_to("../../../blobs/gone")
     (folder / "loop").symlink_to("loop")
     (folder / "up").symlink_to("..")
-    found = look(tmp_path)["models"][REVISION]
+    found = look(tmp_path, shard=SHARDS)["models"][REVISION]
     assert found["files"]["linked.gguf"]["size"] == 5
     assert found["files"]["broken.gguf"] == {"error": "broken link to ../../../blobs/gone"}
     assert found["problems"] == [
@@ -143,7 +126,7 @@ def test_hub_cache_links_have_their_targets_size_and_broken_ones_are_named(tmp_p
 def test_a_torn_proof_record_proves_nothing(tmp_path):
     folder = proved(tmp_path, a="one")
     (folder / ".bigiron.json").write_text('{"files": {"a":')
-    found = look(tmp_path)["models"][REVISION]
+    found = look(tmp_path, shard=SHARDS)["models"][REVISION]
     assert found["files"]["a"]["proved"] is False
     assert found["problems"] == [".bigiron.json is damaged, so nothing is proved"]
 
@@ -158,7 +141,7 @@ MOUNTS = r"""22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 def test_disks_are_found_at_the_nearest_parent(tmp_path):
     plant(tmp_path, {"proc/self/mountinfo": MOUNTS, "srv/models/x": "", "srv/with space/x": ""})
     paths = ["/srv/models/deep/er", "/srv/modelsx", "/srv/with space/y", "/opt/bigiron"]
-    found = holdings.disks(Tree(str(tmp_path)), paths)
+    found = look(tmp_path, disk=paths)["disks"]
     assert [found[path]["mount"] for path in paths] == ["/srv/models", "/srv", "/srv/with space", "/"]
     assert (found[paths[0]]["device"], found[paths[0]]["fstype"], found[paths[0]]["read_only"]) == ("259:1", "xfs", True)
     assert found["/opt/bigiron"]["read_only"] is False

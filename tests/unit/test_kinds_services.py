@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bigiron.onhost import services
-from bigiron.onhost.system import Tree
+from bigiron.onhost import net, processes
+from bigiron.onhost.kinds import port as port_kind
+from bigiron.onhost.kinds import service
+from bigiron.onhost.reader import Reader
+from bigiron.onhost.system import Output, Tree
+from fixtures.hostroot import Programs, look, plant
 
 
 @contextmanager
@@ -62,7 +66,7 @@ LOADING = b'HTTP/1.1 503 X\r\n\r\n{"error":{"code":503,"message":"Loading model"
 )
 def test_http_get(data, answer):
     with server(say(data)) as port:
-        assert services.http_get("127.0.0.1", port, "/health") == answer
+        assert net.http_get("127.0.0.1", port, "/health") == answer
 
 
 def test_http_get_gives_up_on_silence_and_on_trickle():
@@ -77,21 +81,21 @@ def test_http_get_gives_up_on_silence_and_on_trickle():
     for answer in (lambda _channel: time.sleep(1), trickle):
         with server(answer) as port:
             began = time.monotonic()
-            assert services.http_get("127.0.0.1", port, "/health", 0.3).status is None
+            assert net.http_get("127.0.0.1", port, "/health", 0.3).status is None
             assert time.monotonic() - began < 0.9
 
 
 def test_http_get_says_refused():
     with server(say(OK)) as port:
         pass
-    assert services.http_get("127.0.0.1", port, "/") == (None, "connection refused")
+    assert net.http_get("127.0.0.1", port, "/") == (None, "connection refused")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
 def test_a_port_of_this_process(address):
     with server(say(OK), address) as port:
-        found, _ = services.observe_ports(Tree(), [port], [])
-        assert services.http_get(address, port, "/health").status == 200
+        found = port_kind.observe(Reader(), [port])()
+        assert net.http_get(address, port, "/health").status == 200
     entry = found[str(port)]
     assert (entry["pid"], entry["address"]) == (os.getpid(), address)
     assert entry["program"].startswith("python")
@@ -101,41 +105,115 @@ def test_a_port_of_this_process(address):
 def test_free_ports_have_no_key():
     with server(say(OK)) as port:
         pass
-    assert services.observe_ports(Tree(), [port], []) == ({}, {})
+    assert port_kind.observe(Reader(), [port])() == {}
 
 
-def test_health_and_listener_of_a_unit():
+def test_health_and_listener_of_a_unit(monkeypatch):
+    shown = "\n\n".join(
+        f"Id={name}.service\nLoadState=loaded\nMainPID={pid}" for name, pid in (("a", os.getpid()), ("b", 1), ("c", 0))
+    )
     with server(say(LOADING)) as port, server(say(OK)) as other:
-        shown = {"a.service": {"MainPID": os.getpid()}, "b.service": {"MainPID": 1}, "c.service": {"MainPID": 0}}
-        health = {
-            "a.service": {"host": "0.0.0.0", "port": port},
-            "b.service": {"host": "127.0.0.1", "port": other},
-            "gone.service": {"host": "127.0.0.1", "port": other},
+        names = {
+            "a.service": {"host": "0.0.0.0", "port": port, "depends_on": []},
+            "b.service": {"host": "127.0.0.1", "port": other, "depends_on": []},
+            "c.service": {"host": "127.0.0.1", "port": 1, "depends_on": []},
+            "gone.service": {"host": "127.0.0.1", "port": other, "depends_on": []},
         }
-        found, ports = services.observe(Tree(), shown, health, [port])
+        reader = Reader(begin=Programs(systemctl=Output(0, shown, "")))
+        monkeypatch.setattr(reader.tree, "exists", lambda _name: True)
+        found = service.observe(reader, names)()
     assert (found["a.service"]["health"], found["a.service"]["health_detail"], found["a.service"]["listening"]) == (
         503,
         "Loading model",
         True,
     )
     assert (found["b.service"]["health"], found["b.service"]["listening"]) == (200, False)
-    assert set(found) == set(shown)
-    assert "health" not in found["c.service"]
-    assert set(ports) == {str(port)}
+    assert set(found) == {"a.service", "b.service", "c.service"}
+    assert found["c.service"]["health_detail"] == "nobody listens on port 1"
+    assert reader.service_pids == [os.getpid(), 1]
+
+
+SHOW = """Id=llama-server-main.service
+FragmentPath=/etc/systemd/system/llama-server-main.service
+LoadState=loaded
+ActiveState=active
+SubState=running
+UnitFileState=enabled
+NeedDaemonReload=yes
+MainPID=12
+Result=success
+NRestarts=3
+ExecMainStatus=0
+DropInPaths=/a/b.conf /c/d.conf
+StartLimitBurst=5
+StartLimitIntervalUSec=10min
+
+Id=llama-server-old.service
+LoadState=not-found
+ActiveState=inactive
+SubState=dead
+
+Id=llama-server-gone.service
+LoadState=not-found
+ActiveState=active
+SubState=running
+MainPID=13
+"""
+
+
+UNIT = "/etc/systemd/system/llama-server-main.service"
+WATCH = {"llama-server-main.service": {"host": "127.0.0.1", "port": 1, "depends_on": ["/etc/new", "/etc/old", "/etc/absent"]}}
+
+
+def test_services_from_one_call(tmp_path):
+    plant(tmp_path, {UNIT[1:]: "[Service]\nExecStart=/x\n", "run/systemd/system/x": "", "proc/stat": "btime 1000\n"})
+    plant(tmp_path, {"proc/12/stat": f"12 (a (b) c) {' '.join(['S', *['0'] * 18, '500'])} 0 0\n", "proc/13/comm": "x"})
+    plant(
+        tmp_path,
+        {"etc/new": "", "etc/old": "", "proc/12/cmdline": "/bin/llama-server\0--port\0008080\0--api-key\0secret-word\0"},
+    )
+    os.utime(tmp_path / "etc/new", (2000, 2000))
+    os.utime(tmp_path / "etc/old", (900, 900))
+    (tmp_path / "proc/12/exe").symlink_to("/opt/bigiron/releases/abc/bin/llama-server")
+    plant(tmp_path, {"a/b.conf": "[Service]\nExecStart=\nExecStart=/y --api-key secret-word\n"})
+    programs = Programs(systemctl=Output(0, SHOW, ""))
+    found = look(tmp_path, programs, service=WATCH)
+    assert "secret-word" not in str(found)
+    services = found["services"]
+    assert len(programs.calls) == 1
+    assert programs.calls[0][-1] == "llama-server-main.service"
+    assert set(services) == {"llama-server-main.service", "llama-server-gone.service"}
+    main = services["llama-server-main.service"]
+    assert (main["MainPID"], main["NRestarts"], main["NeedDaemonReload"], main["StartLimitBurst"]) == (12, 3, True, 5)
+    assert main["DropInPaths"] == ["/a/b.conf", "/c/d.conf"]
+    assert main["overrides"] == [["/a/b.conf", "ExecStart"]]
+    assert main["exe"] == "/opt/bigiron/releases/abc/bin/llama-server"
+    assert main["argv"] == ["/bin/llama-server", "--port", "8080", "--api-key", "***"]
+    assert main["started"] == pytest.approx(1000 + 501 / os.sysconf("SC_CLK_TCK"))
+    assert main["changed_since"] == ["/etc/new"]
+    assert (main["health"], main["listening"], main["health_detail"]) == (None, False, "nobody listens on port 1")
+
+
+def test_systemd_that_does_not_answer_is_an_error(tmp_path):
+    plant(tmp_path, {"run/systemd/system/x": ""})
+    programs = Programs(systemctl=Output(1, "", "Failed to connect to bus: Host is down"))
+    assert look(tmp_path, programs, service=WATCH)["services"] == {
+        "llama-server-main.service": {"error": "Failed to connect to bus: Host is down"}
+    }
 
 
 def test_started_is_close_to_the_truth():
     pid = os.posix_spawn("/bin/sleep", ["sleep", "20"], os.environ)
     try:
-        assert services.started(Tree(), pid) == pytest.approx(time.time(), abs=0.5)
+        assert processes.started(Tree(), pid) == pytest.approx(time.time(), abs=0.5)
         mark = Path(f"/proc/{pid}/exe").readlink().name
-        assert services.program(Tree(), pid) == mark
-        assert services.resident_bytes(Tree(), pid) > 0
+        assert processes.program(Tree(), pid) == mark
+        assert processes.resident_bytes(Tree(), pid) > 0
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
-    assert services.started(Tree(), pid) is None
-    assert services.resident_bytes(Tree(), pid) == 0
+    assert processes.started(Tree(), pid) is None
+    assert processes.resident_bytes(Tree(), pid) == 0
 
 
 def test_a_process_started_after_a_write_is_not_older_than_the_file(tmp_path):
@@ -144,7 +222,7 @@ def test_a_process_started_after_a_write_is_not_older_than_the_file(tmp_path):
         file.write_text("x")
         pid = os.posix_spawn("/bin/sleep", ["sleep", "5"], os.environ)
         try:
-            assert services.started(Tree(), pid) >= file.stat().st_mtime
+            assert processes.started(Tree(), pid) >= file.stat().st_mtime
         finally:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
@@ -177,8 +255,7 @@ def test_ports_in_a_planted_tree(tmp_path):
     (tmp_path / "proc/12/fd").mkdir()
     (tmp_path / "proc/12/fd/3").symlink_to("socket:[777]")
     tree = Tree(str(tmp_path))
-    found, inodes = services.observe_ports(tree, [8080, 8081, 8082], [])
-    assert inodes == {777: 12}
+    found = look(tmp_path, port=[8080, 8081, 8082])["ports"]
     mine = {"pid": 12, "program": "llama-server", "unit": "llama-server-main.service"}
     unseen = {
         "pid": None,
@@ -189,5 +266,5 @@ def test_ports_in_a_planted_tree(tmp_path):
     assert found["8080"] == {**mine, "address": "127.0.0.1"}
     assert found["8081"] == {**unseen, "address": "0.0.0.0", "also": [{**mine, "address": "127.0.0.1"}]}
     assert found["8082"]["address"] == "::ffff:127.0.0.1"
-    assert services.unit_of(tree, 13) == "mine.service"
-    assert services.unit_of(tree, 14) is None
+    assert processes.unit_of(tree, 13) == "mine.service"
+    assert processes.unit_of(tree, 14) is None
