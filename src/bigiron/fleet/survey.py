@@ -22,6 +22,7 @@ from bigiron.machine.description import Machine
 from bigiron.parts import model as model_part
 from bigiron.parts import planner
 from bigiron.parts.difference import Difference, diff
+from bigiron.parts.model import Repository
 from bigiron.parts.part import Facts, Resource
 from bigiron.parts.planner import HostPlan
 from bigiron.paths import cache_dir, state_dir, write_atomic
@@ -127,11 +128,14 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
     seen = look(targets)
     errors = {name: result for name, result in seen.items() if isinstance(result, BigironError)}
     looks = {name: result for name, result in seen.items() if isinstance(result, Look)}
-    facts = []
+    facts, listed = [], {}
     for name, one in looks.items():
+        asked = model_part.repository(one.wish)
         try:
             planner.suited(name, one.machine)
-            quants, models = candidates(one.target, one.wish)
+            if asked not in listed:  # a lab serves few models on many hosts
+                listed[asked] = candidates(one.target, asked)
+            quants, models = listed[asked]
         except BigironError as error:
             errors[name] = error
             continue
@@ -160,9 +164,8 @@ def _hmacs(one: Look, resources: Iterable[Resource]) -> dict[str, str]:
     return found
 
 
-def candidates(target: Target, wish: Mapping[str, Any]) -> tuple[dict[str, QuantFiles], dict[str, ModelFacts]]:
+def candidates(target: Target, asked: Repository) -> tuple[dict[str, QuantFiles], dict[str, ModelFacts]]:
     """The quants that may be served (one, when it was named) and what their headers say, both cached: a commit never changes."""
-    asked = model_part.repository(wish)
     # a secret is only opened when the hub is really asked
     token = (lambda: target.secret(model_part.TOKEN)) if model_part.TOKEN in target.vars else None
     listing = tree.list_files(asked.endpoint, asked.repo, asked.revision, token)

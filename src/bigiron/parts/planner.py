@@ -65,7 +65,8 @@ def suited(host: str, machine: Machine) -> None:
 
 def of_host(error: BigironError, host: str) -> BigironError:
     """``error``, saying which host it is about."""
-    error.where = f"{host}: {error.where}" if error.where else host
+    if error.where != host:
+        error.where = f"{host}: {error.where}" if error.where else host
     return error
 
 
@@ -75,20 +76,20 @@ def plan_hosts(facts: Sequence[Facts], cached: Sequence[CachedRelease]) -> dict[
     Hosts are planned together because a release is built once per platform: the same source, options, libc and CPU baseline.
     """
     plans: dict[str, HostPlan | BigironError] = {}
-    for fact in facts:  # a host that cannot be planned must not be the one that builds for the others
-        try:
-            suited(fact.host, fact.machine)
-            _serve(fact, "")
-        except BigironError as error:
-            plans[fact.host] = of_host(error, fact.host) if error.where != fact.host else error
-    sound = [fact for fact in facts if fact.host not in plans]
-    wanted = [llama_cpp.candidate(fact.host, fact.wish, fact.machine, fact.observed) for fact in sound]
-    chosen = releases.choose(wanted, cached)
-    for fact in sound:
-        try:
-            plans[fact.host] = _plan(replace(fact, release=chosen[fact.host]))
-        except BigironError as error:
-            plans[fact.host] = of_host(error, fact.host)
+    left = list(facts)
+    while left:
+        wanted = [llama_cpp.candidate(fact.host, fact.wish, fact.machine, fact.observed) for fact in left]
+        chosen = releases.choose(wanted, cached)
+        for fact in left:
+            try:
+                suited(fact.host, fact.machine)
+                plans[fact.host] = _plan(replace(fact, release=chosen[fact.host]))
+            except BigironError as error:
+                plans[fact.host] = of_host(error, fact.host)
+        lost = {fact.host for fact in left if isinstance(plans[fact.host], BigironError)}
+        # a host that cannot be planned must not be the one that builds for the others: those are planned again without it
+        orphans = {name for name, release in chosen.items() if release.build_from in lost}
+        left = [fact for fact in left if fact.host in orphans]
     return plans
 
 

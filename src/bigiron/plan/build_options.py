@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bigiron.errors import UsageError
@@ -62,7 +62,13 @@ class Identity:
     cpu_baseline: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "options": dict(sorted(self.options.items())), "cpu_baseline": list(self.cpu_baseline)}
+        return {
+            "source_sha256": self.source_sha256,
+            "options": dict(sorted(self.options.items())),
+            "compiler": self.compiler,
+            "libc": self.libc,
+            "cpu_baseline": list(self.cpu_baseline),
+        }
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Capabilities:
         return {max(flag.names, key=len): flag.value for flag in self.flags}
 
 
+@functools.lru_cache(maxsize=16)  # one text for all hosts of a release
 def parse(help_text: str, source: str = "--help") -> Capabilities:
     """The options in ``--help`` output, or in the generated table of tools/server/README.md.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from bigiron.plan import build_options
@@ -45,7 +46,7 @@ class Release:
     archive: CachedRelease | None
     why: str
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Its name; empty while the compiler is not known."""
         return build_options.fingerprint(self.identity.to_json()) if self.identity.compiler else ""
