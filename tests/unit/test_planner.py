@@ -6,6 +6,7 @@ from bigiron.errors import Refused, UsageError
 from bigiron.machine.description import Gpu, Memory, OperatingSystem
 from bigiron.parts import llama_server, planner
 from bigiron.parts.planner import plan_hosts
+from bigiron.paths import PROJECT
 from bigiron.plan.choose import Wish
 from bigiron.plan.releases import CachedRelease
 from bigiron.units import GIB
@@ -189,3 +190,24 @@ def test_the_wish_for_a_service_is_the_wish_for_the_placement():
     said = {"context": 8192, "parallel": 2, "cache_ram_mib": 512, "threads": 4, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}
     one = fact("a", model_quant="AUTO", **{f"llama_server_{name}": value for name, value in said.items()})
     assert llama_server.wanted(one.wish) == Wish(16384, 2, "auto", "q8_0", "q8_0", cache_ram_mib=512, threads=4, backend="cpu")
+
+
+def with_help(plan, text):
+    right = as_planned(plan)
+    right["releases"][plan.release.fingerprint]["manifest"]["help"] = text
+    return right
+
+
+def test_an_argument_that_the_installed_build_does_not_know_is_refused_before_anything_is_touched():
+    text = (PROJECT / "tests/fixtures/help/llama-server-b11434.txt").read_text()
+    right = with_help(plan_hosts([fact("a")], [])["a"], text)
+    assert plan_hosts([fact("a", observed=right)], [])["a"].planned.refusals == []
+    bad = plan_hosts([fact("a", observed=right, llama_server_extra_args=["--frobnicate"])], [])["a"].planned
+    (refusal,) = bad.refusals
+    assert "--frobnicate" in refusal.what
+    assert "llama_server_extra_args" in refusal.hint
+
+
+def test_a_rule_that_matches_no_tensor_is_told():
+    plan = plan_hosts([fact("a", llama_server_extra_args=["-ot", "nothing_like_this=CPU"])], [])["a"]
+    assert any("nothing_like_this" in finding for finding in plan.planned.findings)

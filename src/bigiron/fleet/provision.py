@@ -142,8 +142,10 @@ class _Provision:
     def _again(self, surveys: Mapping[str, Survey]) -> dict[str, Survey]:
         targets = [one.target for name, one in surveys.items() if name not in self.outcomes]
         seen, errors = survey.survey(targets)
+        # a build that is there now may refuse what could not be asked before
+        errors.update({name: one.refusals[0] for name, one in seen.items() if one.refusals})
         self.outcomes.update({name: _failure(name, error) for name, error in errors.items()})
-        return seen
+        return {name: one for name, one in seen.items() if name not in errors}
 
     def _apply(self, surveys: Mapping[str, Survey], only: Sequence[str] = parts.NAMES) -> None:
         """One play over ``surveys``; hosts that fail get their outcome here, the others are proved later."""

@@ -9,6 +9,8 @@ from bigiron.errors import Refused
 from bigiron.parts import base, llama_cpp, model
 from bigiron.parts.part import SERVICE, Facts, Planned, Reason, Resource, Watched, file_resource
 from bigiron.parts.render import render
+from bigiron.plan.arguments import advise
+from bigiron.plan.capabilities import unsupported
 from bigiron.plan.choose import AUTO, Wish
 
 STAGE = SERVICE
@@ -108,7 +110,10 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
     listens = f"{wish['llama_server_host']}:{wish['llama_server_port']}"
     reason = Reason("listen", listens, "with an API key that only root and the unit can read")
     refusals, findings = _overridden(facts)
-    return Planned(variables, resources, [reason], [*refusals, *_taken(facts)], findings)
+    advice = advise(wish["llama_server_extra_args"], served.facts, served.hardware)
+    return Planned(
+        variables, resources, [reason], [*refusals, *_taken(facts), *_not_understood(facts, argv)], [*findings, *advice]
+    )
 
 
 def _argv(facts: Facts, entry: str) -> list[str]:
@@ -136,6 +141,14 @@ def _taken(facts: Facts) -> list[Refused]:
     by = holder.get("program") or "another program"
     what = f"port {port} is taken by {by} (pid {holder.get('pid') or '?'}, {holder.get('unit') or 'no unit'})"
     return [Refused(what, hint=f"stop {by}, or set llama_server_port to a free port")]
+
+
+def _not_understood(facts: Facts, argv: list[str]) -> list[Refused]:
+    """Arguments that the build would not take as meant, as soon as there is a build to ask."""
+    text = llama_cpp.help_text(facts)
+    problems = unsupported(argv, text) if text else []
+    hint = "correct llama_server_extra_args; the running service was left alone"
+    return [Refused("; ".join(problems), hint=hint)] if problems else []
 
 
 def _overridden(facts: Facts) -> tuple[list[Refused], list[str]]:

@@ -248,7 +248,7 @@ def _assemble(dealer: _Dealer, hardware: Hardware, split: _Split, *, op_offload:
         kind = "all in VRAM"
     else:
         kind = "one GPU, hybrid" if len(hardware.gpus) == 1 else f"{len(hardware.gpus)} GPUs, hybrid"
-    profile = "—" if all_in_vram else "C" if verdict == STREAMS else "B"
+    profile = None if all_in_vram else "C" if verdict == STREAMS else "B"
     return Placement(
         kind=kind,
         profile=profile,

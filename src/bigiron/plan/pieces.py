@@ -50,7 +50,7 @@ class Placement:
     """
 
     kind: str
-    profile: str
+    profile: str | None
     verdict: str
     gpu_layers: int
     split: tuple[int, ...]

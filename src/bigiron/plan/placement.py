@@ -98,9 +98,9 @@ def _on_host(facts: ModelFacts, hardware: Hardware, wanted: Wanted) -> Placement
     row, verdict, resident, short, notes = host_row(model, hardware, wanted, host)
     streams = verdict == STREAMS
     unified = hardware.unified
-    profile = "C" if streams else "A"
+    profile: str | None = "C" if streams else "A"
     if unified:
-        profile = "—"
+        profile = None
     return Placement(
         kind="unified memory" if unified else "CPU only",
         profile=profile,

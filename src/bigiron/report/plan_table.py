@@ -34,7 +34,7 @@ def show(plan: ModelPlan, *, explain: bool = False) -> None:
 def headline(plan: ModelPlan) -> list[str]:
     """What was decided: verdict, quant, placement, context, speed."""
     facts = plan.facts
-    profile = "" if plan.placement.profile == "—" else f" (profile {plan.placement.profile} of the guide)"
+    profile = f" (profile {plan.placement.profile} of the guide)" if plan.placement.profile else ""
     share = (
         f", {100 * plan.placement.resident:.0f} % of the streamed weights stay in memory" if plan.placement.resident < 1 else ""
     )

@@ -33,8 +33,8 @@ def placed_bytes(placement: Placement) -> int:
         (machine(memory_gib=384), "CPU only", "A", FITS),
         (machine(memory_gib=128), "CPU only", "C", STREAMS),
         (machine(memory_gib=384, gpus=(gpu(24),)), "one GPU, hybrid", "B", FITS),
-        (machine(memory_gib=64, gpus=tuple(gpu(80, n) for n in range(6))), "all in VRAM", "—", FITS),
-        (machine(memory_gib=512, unified=True), "unified memory", "—", FITS),
+        (machine(memory_gib=64, gpus=tuple(gpu(80, n) for n in range(6))), "all in VRAM", None, FITS),
+        (machine(memory_gib=512, unified=True), "unified memory", None, FITS),
         (machine(memory_gib=6), "CPU only", "A", NO),
     ],
 )
