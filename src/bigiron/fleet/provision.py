@@ -268,10 +268,10 @@ def ask(targets: Sequence[Target], prompt: str, tokens: int) -> dict[str, Any]:
 
 def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: bool, quiet: bool = False) -> list[Outcome]:
     """Remove from ``targets`` what provision made; with ``models`` the model files too. Needs no plan: it removes what is there."""
-    backwards = {"bigiron_parts": list(reversed(parts.NAMES)), "model_remove": models}
-    variables = {
-        target.name: {**parts.collect("remove", wishes.read(target.name, target.vars)), **backwards} for target in targets
-    }
+    variables = {}
+    for target in targets:
+        needed = parts.collect("remove", wishes.read(target.name, target.vars), models=models)
+        variables[target.name] = {**needed, "bigiron_parts": list(reversed(parts.NAMES))}
     folder = play.new_run()
     names = list(variables)
     progress = Progress(names, lambda _host, _role: None, quiet=quiet)

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ class Survey:
 
 def query(wish: Mapping[str, Any], nonce: str) -> dict[str, Any]:
     """The observer's request (docs/architecture.md)."""
-    return {"watch": parts.watch(wish), "nonce": nonce}
+    return {"watch": parts.watch(wish), "nonce": nonce, "sent": time.time()}
 
 
 def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:

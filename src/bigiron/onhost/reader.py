@@ -57,12 +57,17 @@ def status_differs(want: Mapping[str, Any], have: Any, kind: str) -> Iterator[Tu
 
 
 class Reader:
-    """One pass over a host. ``service_pids`` are the main processes of the services looked at, once they were."""
+    """One pass over a host.
 
-    def __init__(self, root: str = "/", begin: Start = start, nonce: str = "") -> None:
+    ``sent`` is when the controller asked, in seconds since the epoch by its own clock. ``service_pids`` are the main processes of the services
+    looked at, once they were.
+    """
+
+    def __init__(self, root: str = "/", begin: Start = start, nonce: str = "", sent: float = 0.0) -> None:
         self.tree = Tree(root)
         self.begin = begin
         self.nonce = nonce
+        self.sent = sent
         self.accounts = Accounts(self.tree)
         self.service_pids: List[int] = []
 
