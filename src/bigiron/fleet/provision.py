@@ -270,7 +270,7 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
     """Remove from ``targets`` what provision made; with ``models`` the model files too. Needs no plan: it removes what is there."""
     variables = {}
     for target in targets:
-        needed = parts.collect("remove", wishes.read(target.name, target.vars), models=models)
+        needed = parts.collect("remove", wishes.read(target.name, target.vars), models)
         variables[target.name] = {**needed, "bigiron_parts": list(reversed(parts.NAMES))}
     folder = play.new_run()
     names = list(variables)

@@ -1,7 +1,8 @@
 """Looks at a host once: the machine, and every named thing of every kind that the parts watch.
 
-Entry `main`. Request: ``{"watch": {kind: names}, "nonce": text, "sent": seconds since the epoch}``. Answer: ``{"machine": {...}, "observed": {"uid", section: {name:
-entry}}}`` (docs/architecture.md). What is not there has no key; what cannot be read says ``error``; a secret's bytes never leave the host.
+Entry `main`. Request: ``{"watch": {kind: names}, "nonce": text, "sent": seconds since the epoch}``. Answer: ``{"machine": {...},
+"observed": {"uid", section: {name: entry}}}`` (docs/architecture.md). What is not there has no key; what cannot be read says ``error``; a
+secret's bytes never leave the host.
 """
 
 from __future__ import annotations

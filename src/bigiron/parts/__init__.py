@@ -60,10 +60,10 @@ def to_apply(differing: Iterable[str]) -> list[str]:
     return [name for name in NAMES if name in needed]
 
 
-def collect(hook: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+def collect(hook: str, *arguments: Any) -> dict[str, Any]:
     """What the optional function ``hook`` (``lock``, ``status``, ``remove``) of every part that has it answers, together."""
     found: dict[str, Any] = {}
     for part in PARTS:
         if hasattr(part, hook):
-            found.update(getattr(part, hook)(*arguments, **options))
+            found.update(getattr(part, hook)(*arguments))
     return found

@@ -82,5 +82,5 @@ def lock(facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
     return {"packages": {name: have[name] for name in names if isinstance(have.get(name), str)}}
 
 
-def remove(_wish: Mapping[str, Any], *, models: bool) -> dict[str, Any]:
+def remove(_wish: Mapping[str, Any], _models: bool) -> dict[str, Any]:
     return {"base_user": USER}

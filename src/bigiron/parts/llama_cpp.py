@@ -127,5 +127,5 @@ def lock(facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def remove(_wish: Mapping[str, Any], *, models: bool) -> dict[str, Any]:
+def remove(_wish: Mapping[str, Any], _models: bool) -> dict[str, Any]:
     return {"llama_cpp_prefix": PREFIX, "llama_cpp_build_root": BUILD_ROOT}

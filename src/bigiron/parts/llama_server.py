@@ -197,5 +197,5 @@ def status(wish: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, st
     }
 
 
-def remove(_wish: Mapping[str, Any], *, models: bool) -> dict[str, Any]:
+def remove(_wish: Mapping[str, Any], _models: bool) -> dict[str, Any]:
     return {"llama_server_config_dir": CONFIG_DIR}

@@ -100,5 +100,5 @@ def status(wish: Mapping[str, Any], _observed: Mapping[str, Any]) -> dict[str, s
     return {"model": f"{wish['model_repo']}:{wish['model_quant']}"}
 
 
-def remove(wish: Mapping[str, Any], *, models: bool) -> dict[str, Any]:
+def remove(wish: Mapping[str, Any], models: bool) -> dict[str, Any]:
     return {"model_root": wish["model_root"], "model_remove": models}

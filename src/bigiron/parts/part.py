@@ -115,7 +115,7 @@ class Part(Protocol):
     - ``unsuited(machine)``: why this machine cannot have it at all (a `Refused`, or None),
     - ``lock(facts, variables)``: its sections of the host's lock,
     - ``status(wish, observed)``: its columns of ``./inv status``,
-    - ``remove(wish, models=)``: variables that its role needs to remove what it made, model files too if asked (``tasks_from: remove``).
+    - ``remove(wish, models)``: variables that its role needs to remove what it made, model files too if asked (``tasks_from: remove``).
     """
 
     __name__: str
