@@ -265,13 +265,18 @@ def ask(targets: Sequence[Target], prompt: str, tokens: int) -> dict[str, Any]:
     if not prompt.strip() or tokens < 1:
         raise UsageError("a prompt and at least one token are needed", hint='./inv ask "The capital of France is" --host lab01')
     target = targets[0]
+    if target.down:
+        raise target.down
     return complete(target, intents.read(target.name, target.vars), prompt, tokens)
 
 
 def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: bool, quiet: bool = False) -> list[Outcome]:
     """Remove from ``targets`` what provision made; with ``models`` the model files too. Needs no plan: it removes what is there."""
+    outcomes = [_failure(target.name, target.down) for target in targets if target.down]
     variables = {}
     for target in targets:
+        if target.down:
+            continue
         intent = intents.read(target.name, target.vars)
         variables[target.name] = {
             "teardown_prefix": intents.PREFIX,
@@ -281,6 +286,8 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
             "teardown_model_root": intent.model.root,
             "teardown_models": models,
         }
+    if not variables:
+        return outcomes
     folder = play.new_run()
     names = list(variables)
     progress = Progress(names, lambda _host, _role: None, quiet=quiet)
@@ -288,7 +295,6 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
         result = play.run(
             "teardown", [*inventory.split(","), play.write_plan(folder, variables)], names, folder, progress.on_event
         )
-    outcomes = []
     for name in names:
         changed = result.changed.get(name, [])
         if name in result.unreachable:

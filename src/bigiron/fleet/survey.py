@@ -105,7 +105,7 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
 
     Raises UsageError (before any connection) when a host's variables are wrong.
     """
-    wishes = {target.name: intents.read(target.name, target.vars) for target in targets}
+    wishes = {target.name: intents.read(target.name, target.vars) for target in targets if not target.down}
     nonce = secrets.token_hex(16)
 
     def observe(target: Target) -> Look:

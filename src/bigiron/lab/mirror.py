@@ -45,14 +45,6 @@ class MirrorStatus:
         return asdict(self)
 
 
-def up(say: Say) -> MirrorStatus:
-    """Bring up the lab's network and its mirror, without any host. Raises as ``lab.up`` does."""
-    from bigiron.lab import lab
-
-    lab.up(0, say)
-    return status()
-
-
 def status() -> MirrorStatus:
     """What is served now."""
     from bigiron.lab import hubfiles

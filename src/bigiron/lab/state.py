@@ -41,9 +41,14 @@ def machine_name(host: str) -> str:
     return f"{KEY}-{host}"
 
 
+def is_host(name: str) -> bool:
+    """True for a name the lab can make."""
+    return _NAME.fullmatch(name) is not None
+
+
 def host_number(host: str) -> int:
     """``lab07`` -> 7. Raises UsageError for a name the lab cannot make."""
-    if not _NAME.fullmatch(host):
+    if not is_host(host):
         raise UsageError(f"the lab has no host {host!r}", hint=f"lab hosts are called lab01 to lab{MAX_HOSTS}")
     return int(host[3:])
 
