@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigiron.errors import EXIT_DIFFERENCES, EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_UNREACHABLE, BigironError
 from bigiron.report import console, machines, plan_table
@@ -71,31 +71,48 @@ def _exit(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError], *, 
 
 def show_status(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError], *, as_json: bool) -> int:
     """One row per host: service, release, model, sync. Returns the exit code."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for one in surveys.values():
         unit = f"llama-server-{one.intent.service}.service"
         service = one.observed.get("services", {}).get(unit, {})
         exe = str(service.get("exe") or "")
+        ready = service.get("health") == 200 and service.get("listening")  # another program may answer there
         rows.append(
             {
                 "host": one.name,
-                "service": f"{service.get('ActiveState', 'absent')}{' (ready)' if service.get('health') == 200 else ''}",
+                "service": f"{service.get('ActiveState', 'absent')}{' (ready)' if ready else ''}",
                 "release": exe.rsplit("/releases/", maxsplit=1)[-1].split("/", maxsplit=1)[0] if "/releases/" in exe else "-",
                 "model": f"{one.intent.model.repo}:{one.intent.model.quant}",
                 "listens": f"{one.intent.listen}:{one.intent.port}",
+                "held_by": _holder(one.observed.get("ports", {}).get(str(one.intent.port)), unit),
                 "plan": "in sync" if one.in_sync else f"{len(one.differences)} differ",
             }
         )
     rows += [
-        {"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": str(e.what)}
+        {"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": _told(e), "error": e.to_json()}
         for name, e in errors.items()
     ]
     if as_json:
         console.print_json(rows)
     else:
+        for row in rows:
+            row["listens"] += f" (held by {row['held_by']})" if row.get("held_by") else ""
         columns = ("host", "service", "release", "model", "listens", "plan")
         console.table(columns, [[row[column] for column in columns] for row in rows])
     return _exit(surveys, errors, differences_exit=False)
+
+
+def _told(error: BigironError) -> str:
+    return f"{error.what}; {error.hint}" if error.hint else error.what
+
+
+def _holder(port: Mapping[str, Any] | None, unit: str) -> str | None:
+    """Who else than ``unit`` listens on an observed port: ``"nginx, pid 7"``; None when nobody does."""
+    others = [each for each in (port, *(port or {}).get("also", [])) if each and each.get("unit") != unit]
+    return (
+        "; ".join(f"{each['program']}, pid {each['pid']}" if each.get("pid") else str(each.get("error")) for each in others)
+        or None
+    )
 
 
 def show_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool) -> None:
