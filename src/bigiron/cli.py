@@ -124,12 +124,15 @@ class FrontDoor(Program):  # type: ignore[misc]  # invoke ships no types for Pro
             return UsageError(f"there is no option {word}{owner}", hint=f"near it: {', '.join(near)}" if near else LISTED)
         names = sorted(self.collection.task_names)
         near = difflib.get_close_matches(word.replace("_", "-"), names, n=4, cutoff=0.5)
+        if context and "--host" in context.flags:
+            hint = f"{command} takes hosts with --host: ./inv {command} --host {word or 'lab01'}"
+            return UsageError(f'there is no command "{word}"', where=command, hint=hint)
         return UsageError(f'there is no command "{word}"', hint=f"near it: {', '.join(near)}" if near else LISTED)
 
     def _given_twice(self, word: str, context: Any) -> str | None:
         """The flag whose second value ``word`` is: invoke takes that for a command."""
         for before, at in pairwise(self.argv):
-            flag = before if at == word else at.removesuffix(f"={word}")
+            flag = before if at == word else at.removesuffix(f"={word}") if at.endswith(f"={word}") else ""
             option = context.flags[flag] if context and flag in context.flags else None
             if option is not None and option.takes_value and option.got_value:
                 return f"--{option.names[0]}"

@@ -113,6 +113,8 @@ def test_a_value_that_is_no_number_is_wrong_usage(name, option, value, capfd):
         (["ask", "--json"], "required positional arguments"),
         (["hosts", "--host", "a", "--host", "b", "--json"], "--host is given twice"),
         (["hosts", "--host=a", "--host=b", "--json"], "--host is given twice"),
+        (["drift", "--host", "a", "--check", "--json"], "there is no option --check of drift"),
+        (["drift", "--host=a", "--no-json", "--json"], "there is no option --no-json of drift"),
         (["lint", "--json"], "there is no option --json of lint"),
         (["hosts", "", "--json"], "there is no command"),
         (["hosts", "--host", "", "--json"], "no host was named"),
