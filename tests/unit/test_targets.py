@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,3 +103,9 @@ def test_teardown_still_serves_the_hosts_that_are_up(half_a_lab: None, monkeypat
     assert torn == [["lab01"]]
     assert {one.host: one.status for one in outcomes} == {"lab02": "unreachable", "lab01": "nothing to remove"}
     assert provision.exit_code(outcomes) == 3
+
+
+def test_the_fast_path_does_not_pay_for_psutil() -> None:
+    script = "import sys; from bigiron import targets; targets.lab.ensure_for([], print); targets.lab.down_errors(['lab01']); print('psutil' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
