@@ -19,10 +19,9 @@ HELP = {
 
 
 def _targets(host: str, group: str, inventory: str) -> list[Any]:
-    from bigiron.fleet import select
-    from bigiron.report.console import say
+    from bigiron import targets
 
-    return select.targets(host, group, inventory, say)
+    return targets.select(host, group, inventory)
 
 
 @command(help={**HELP, "explain": "show every connection setting and who sets it; passwords are masked"})
@@ -33,10 +32,9 @@ def hosts(
 
     Example: ./inv hosts --inventory inventory/example
     """
-    from bigiron.fleet import inventory as inventories
     from bigiron.report import machines
 
-    return machines.show_hosts(inventories.load(inventory).select(host, group or None), as_json=json, explain=explain)
+    return machines.show_hosts(_targets(host, group, inventory), as_json=json, explain=explain)
 
 
 @command(help=HELP)
@@ -123,18 +121,18 @@ def provision(
 
     Example: ./inv provision --host lab01
     """
+    from bigiron import targets
     from bigiron.fleet import provision as work
     from bigiron.report import plans
     from bigiron.report.console import say
 
     started = time.monotonic()
-    targets = _targets(host, group, inventory)
     if check:
         from bigiron.fleet import survey
 
-        surveys, errors = survey.survey(targets)
+        surveys, errors = survey.survey(_targets(host, group, inventory))
         return plans.show(surveys, errors, as_json=json, reasons=True, diffs=True, differences_exit=False)
-    outcomes = work.provision(targets, inventory, say, quiet=json)
+    outcomes = work.provision(targets.select(host, group, inventory, boot=say), inventory, say, quiet=json)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
     return work.exit_code(outcomes)
 
@@ -277,11 +275,12 @@ def mirror_up(_c: Context, json: bool = False) -> int:
 
     Example: ./inv mirror.up
     """
-    from bigiron.lab import mirror
+    from bigiron.lab import lab, mirror
     from bigiron.report import labs
     from bigiron.report.console import say
 
-    return labs.show_mirror(mirror.up(say), as_json=json)
+    lab.up(0, say, names=[])
+    return labs.show_mirror(mirror.status(), as_json=json)
 
 
 @command(name="status", help={"json": HELP["json"]})

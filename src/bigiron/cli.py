@@ -5,32 +5,33 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.util
-import json
 import os
 import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
-from invoke import Collection, Exit, ParseError, Program, UnexpectedExit, task
+from invoke import Argument, Collection, Exit, ParseError, Program, Task, UnexpectedExit, task
 
 from bigiron import __version__
-from bigiron.errors import EXIT_FAILED, EXIT_USAGE, BigironError, UsageError
+from bigiron.errors import EXIT_FAILED, BigironError, UsageError
 from bigiron.paths import PROJECT, state_dir
 
 INTERRUPTED = 130
+LISTED = "./inv --list shows the commands"
 
 
 def report_error(error: BigironError, *, as_json: bool = False) -> None:
-    """Print ``error`` for a person (stderr: what and where, then what to do next) or for a program (stdout: one JSON object)."""
+    """Print ``error`` for a person (stderr) or for a program (stdout: one JSON object)."""
+    from bigiron.report import console
+
     if as_json:
-        print(json.dumps(error.to_json()))
-        return
-    print(f"error: {error}", file=sys.stderr)
-    if error.hint:
-        print(f"  {error.hint}", file=sys.stderr)
+        console.print_json(error.to_json())
+    else:
+        console.error(error)
 
 
 def guarded(function: Callable[..., int]) -> Callable[..., None]:
@@ -52,7 +53,27 @@ def guarded(function: Callable[..., int]) -> Callable[..., None]:
 
 def command(**options: Any) -> Callable[[Callable[..., int]], Any]:
     """`invoke.task` around a `guarded` function; ``options`` are invoke's (name, help, positional)."""
-    return lambda function: task(**options)(guarded(function))
+    return lambda function: task(klass=Command, **options)(guarded(function))
+
+
+class Option(Argument):  # type: ignore[misc]  # invoke ships no types
+    """An option that says so when its value is not of its kind."""
+
+    def set_value(self, value: Any, cast: bool = True) -> None:
+        try:
+            super().set_value(value, cast)
+        except ValueError:
+            shown = value if len(value) <= 40 else f"{value[:40]}..."
+            raise UsageError(f"{shown!r} is no whole number", where=f"--{self.names[0]}") from None
+
+
+class Command(Task):  # type: ignore[misc]
+    """`invoke.Task` with `Option` arguments."""
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Option]:
+        kept = ("names", "kind", "default", "help", "positional", "optional", "incrementable", "attr_name")
+        found = super().get_arguments(ignore_unknown_help)
+        return [Option(**{name: getattr(each, name) for name in kept}) for each in found]
 
 
 class FrontDoor(Program):  # type: ignore[misc]  # invoke ships no types for Program's base
@@ -69,11 +90,10 @@ class FrontDoor(Program):  # type: ignore[misc]  # invoke ships no types for Pro
             self.update_config()
             self.execute()
         except ParseError as error:
-            report_error(self.explain(error))
-            self._leave(EXIT_USAGE, exit)
+            raise self.explain(error) from None
         except Exit as error:
-            if error.message:
-                print(error.message, file=sys.stderr)
+            if error.message:  # only invoke's own: --help or --list of something unknown
+                raise UsageError(error.message, hint=LISTED) from None
             self._leave(error.code, exit)
         except UnexpectedExit as error:
             print(error, file=sys.stderr)
@@ -85,22 +105,38 @@ class FrontDoor(Program):  # type: ignore[misc]  # invoke ships no types for Pro
             sys.exit(code)
 
     def explain(self, error: ParseError) -> UsageError:
-        """The near commands for an unknown one, the near flags for an unknown flag."""
-        text = str(error)
-        named = re.search(r"No idea what '(.+?)' is", text)
-        if not named:
-            return UsageError(text, hint="./inv --list shows the commands, ./inv --help COMMAND its options")
-        word = named[1]
+        """A wrong command line in bigiron's words, with the near commands for an unknown one and the near flags for an unknown flag."""
+        text, context = str(error), error.context
+        command = context.name if context else None
+        hint = f"./inv {command} --help shows its options" if command else LISTED
+        if lacking := re.search(r"<\w+: (\S+).*needed value", text):
+            return UsageError(f"--{lacking[1]} needs a value", where=command, hint=hint)
+        unknown = re.search(r"No idea what (['\"])(.*)\1 is", text, re.DOTALL)
+        if not unknown:
+            return UsageError(text, hint=hint)
+        word = unknown[2]
+        if twice := self._given_twice(word, context):
+            return UsageError(f"{twice} is given twice", where=command, hint="it takes one value; several hosts go with commas")
         if word.startswith("-"):
-            flags = sorted(error.context.flag_names()) if error.context else []
+            flags = sorted(context.flag_names()) if context else []
             near = difflib.get_close_matches(word, flags, cutoff=0.5) or [flag for flag in flags if flag.startswith("--")]
-            owner = f" of {error.context.name}" if error.context and error.context.name else ""
-            return UsageError(f"there is no option {word}{owner}", hint=f"near it: {', '.join(near)}" if near else None)
+            owner = f" of {command}" if command else ""
+            return UsageError(f"there is no option {word}{owner}", hint=f"near it: {', '.join(near)}" if near else LISTED)
         names = sorted(self.collection.task_names)
         near = difflib.get_close_matches(word.replace("_", "-"), names, n=4, cutoff=0.5)
-        return UsageError(
-            f'there is no command "{word}"', hint=f"near it: {', '.join(near)}" if near else "./inv --list shows the commands"
-        )
+        if context and "--host" in context.flags:
+            hint = f"{command} takes hosts with --host: ./inv {command} --host {word or 'lab01'}"
+            return UsageError(f'there is no command "{word}"', where=command, hint=hint)
+        return UsageError(f'there is no command "{word}"', hint=f"near it: {', '.join(near)}" if near else LISTED)
+
+    def _given_twice(self, word: str, context: Any) -> str | None:
+        """The flag whose second value ``word`` is: invoke takes that for a command."""
+        for before, at in pairwise(self.argv):
+            flag = before if at == word else at.removesuffix(f"={word}") if at.endswith(f"={word}") else ""
+            option = context.flags[flag] if context and flag in context.flags else None
+            if option is not None and option.takes_value and option.got_value:
+                return f"--{option.names[0]}"
+        return None
 
 
 def load_tasks() -> Collection:
@@ -119,13 +155,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - lives as long as the process
+    words = list(sys.argv if argv is None else argv)[1:]
+    as_json = "--json" in words
     try:
         tasks = load_tasks()
         program = FrontDoor(name="bigiron", binary="inv", version=__version__, namespace=tasks)
-        words = list(sys.argv if argv is None else argv)[1:]
         asked = next((word for word in words if not word.startswith("-")), "")
         if "--help" in words and asked in tasks.task_names:  # invoke takes it for the value of a positional argument
             words = ["--help", asked]
+        elif "--json" in words[: words.index(asked) if asked else None]:  # an option of every command, wherever it stands
+            words.remove("--json")
+            words.append("--json")
         program.run(["inv", *words], exit=True)
         sys.stdout.flush()
     except SystemExit as leaving:
@@ -138,10 +178,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\ninterrupted; the same command carries on where this one stopped", file=sys.stderr)
         return INTERRUPTED
     except BigironError as error:
-        report_error(error)
+        report_error(error, as_json=as_json)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the one place where a defect of ours becomes a sentence
-        report_error(_defect(error))
+        report_error(_defect(error), as_json=as_json)
         return EXIT_FAILED
     return 0
 

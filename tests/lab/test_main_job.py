@@ -10,12 +10,13 @@ import time
 
 import pytest
 import yaml
-from tests.conftest import MAIN, SECOND, footprint, inv, on
+from tests.conftest import MAIN, SECOND, footprint, inv, on, root_of
 
 from bigiron.paths import PROJECT
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(45 * 60)]
 UNIT = "llama-server-main.service"
+DOWN = "lab05"  # no test brings it up
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 
 
@@ -280,6 +281,14 @@ def test_unreachable_host_is_exit_3_and_the_other_one_is_done(main_host):
         assert {host["host"]: host["status"] for host in done.document["hosts"]} == {MAIN: "in sync", SECOND: "unreachable"}
     finally:
         restart(SECOND)
+
+
+def test_a_lab_host_that_is_down_is_an_error_of_its_own_and_is_not_booted(main_host):
+    done = inv("drift", "--host", f"{MAIN},{DOWN}", "--json")
+    assert done.code == 3, done
+    assert done.document[MAIN]["in_sync"] is True
+    assert done.document[DOWN]["hint"] == f"./inv lab.up --count {int(DOWN[3:])}"
+    assert not root_of(DOWN).exists()
 
 
 def restart(host):

@@ -26,3 +26,9 @@ def variables():
         "llama_server_lock_memory": False,
         "llama_server_memory_max_bytes": 0,
     }
+
+
+@pytest.fixture(autouse=True)
+def wide_tables(monkeypatch):
+    """Tables as in a pipe that says nothing, whatever terminal (or pytest-xdist, which sets it) the tests run in."""
+    monkeypatch.delenv("COLUMNS", raising=False)

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import subprocess
@@ -5,7 +6,7 @@ import sys
 
 import pytest
 
-from bigiron.cli import guarded, load_tasks
+from bigiron.cli import guarded, load_tasks, main
 from bigiron.errors import Refused, Unreachable, UsageError
 from bigiron.paths import PROJECT
 
@@ -78,11 +79,80 @@ def test_example_inventory_says_what_is_left_to_fill_in():
 
 
 def test_json_error_is_one_document():
-    import json
-
     done = bigiron("plan", "--host", "lab1", "--inventory", "inventory/lab/hosts.yml", "--json")
     assert done.returncode == 64
     assert json.loads(done.stdout)["exit_code"] == 64
+
+
+NUMBERS = [
+    pytest.param(name, argument.names[0], id=f"{name} --{argument.names[0]}")
+    for name in COMMANDS
+    for argument in load_tasks()[name].get_arguments()
+    if argument.kind is int
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+@pytest.mark.parametrize("value", ["x", "", "1.5", "9" * 5000])
+def test_a_value_that_is_no_number_is_wrong_usage(name, option, value, capfd):
+    assert main(["inv", *([name, "hi"] if name == "ask" else [name]), f"--{option}={value}"]) == 64
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert f"--{option}" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "--json", "--host"], "--host needs a value"),
+        (["plan", "--nosuch", "--json"], "there is no option --nosuch of plan"),
+        (["provison", "--json"], "there is no command"),
+        (["--json", "provison"], "there is no command"),
+        (["plan", "--context", "abc", "--json"], "no whole number"),
+        (["ask", "--json"], "required positional arguments"),
+        (["hosts", "--host", "a", "--host", "b", "--json"], "--host is given twice"),
+        (["hosts", "--host=a", "--host=b", "--json"], "--host is given twice"),
+        (["drift", "--host", "a", "--check", "--json"], "there is no option --check of drift"),
+        (["drift", "--host=a", "--no-json", "--json"], "there is no option --no-json of drift"),
+        (["lint", "--json"], "there is no option --json of lint"),
+        (["hosts", "", "--json"], "there is no command"),
+        (["hosts", "--host", "", "--json"], "no host was named"),
+        (["hosts", "--group", "nosuch", "--json", "--inventory", "inventory/example"], "there is no group 'nosuch'"),
+        (["drift", "--host", "x", "--inventory", "nosuch", "--json"], "there is no inventory"),
+        (["drift", "--host", "x", "--inventory", "pyproject.toml", "--json"], ""),
+        (["lab.up", "--count", "0", "--json"], "0 lab hosts"),
+        (["lab.up", "--count", "-1", "--json"], "-1 lab hosts"),
+        (["lab.up", "--count", "100000", "--json"], "do not fit in"),
+        (["--help", "nosuch", "--json"], "there is no"),
+        (["--list", "nosuch", "--json"], "there is no"),
+    ],
+)
+def test_every_wrong_usage_is_one_json_document_on_demand(words, said, capfd):
+    assert main(["inv", *words]) == 64
+    out, err = capfd.readouterr()
+    document = json.loads(out)
+    assert err == ""
+    assert set(document) == {"error", "what", "where", "hint", "exit_code"}
+    assert (document["error"], document["exit_code"]) == ("UsageError", 64)
+    assert said in document["what"]
+
+
+def test_json_may_stand_before_the_command(capfd):
+    assert main(["inv", "--json", "hosts", "--inventory", "inventory/example"]) == 0
+    assert json.loads(capfd.readouterr().out)[0]["host"] == "epyc01"
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_tables_are_as_wide_as_columns_says_in_a_pipe(width):
+    done = bigiron("hosts", "--inventory", "inventory/example", env={**os.environ, "COLUMNS": str(width)})
+    assert max(map(len, done.stdout.splitlines())) == width
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "x", ""])
+def test_a_useless_columns_is_no_width(value):
+    done = bigiron("hosts", "--inventory", "inventory/example", env={**os.environ, "COLUMNS": value})
+    assert "ssh admin@192.0.2.11 -J jump.example.net" in done.stdout
 
 
 @pytest.mark.parametrize(("error", "code"), [(Refused("no"), 4), (Unreachable("gone"), 3), (UsageError("what"), 64)])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bigiron import paths
-from bigiron.errors import BigironError, Refused, UsageError
+from bigiron.errors import BigironError, Refused, Unreachable, UsageError
 from bigiron.lab import base, cgroups, lab, nspawn, seed, state, tools
 
 GROUP_VARS = paths.PROJECT / "inventory/lab/group_vars/lab"
@@ -59,7 +59,7 @@ def test_a_host_the_lab_cannot_make_is_wrong_usage(name: str) -> None:
 
 def test_a_shell_on_a_host_that_is_not_up_says_how_to_bring_it_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(state, "LAB", tmp_path)
-    with pytest.raises(BigironError, match="not running") as caught:
+    with pytest.raises(Unreachable, match="down") as caught:
         lab.ssh_argv("lab03")
     assert "--count 3" in str(caught.value.hint)
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bigiron.errors import BigironError, UsageError
+from bigiron.errors import BigironError, Unreachable, UsageError
 from bigiron.fleet import patterns, values
 from bigiron.fleet.connection import Connection, from_vars
 from bigiron.fleet.environment import clean_env
@@ -65,11 +65,12 @@ class Vars(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Target:
-    """A host of the inventory. ``groups`` are all it belongs to, ``all`` left out."""
+    """A host of the inventory. ``groups`` are all it belongs to, ``all`` left out; ``down`` says why no connection is worth trying."""
 
     name: str
     groups: tuple[str, ...]
     vars: Vars = field(compare=False)
+    down: Unreachable | None = field(default=None, compare=False)
 
     @cached_property
     def connection(self) -> Connection:

@@ -263,15 +263,22 @@ def ask(targets: Sequence[Target], prompt: str, tokens: int) -> dict[str, Any]:
     if not prompt.strip() or tokens < 1:
         raise UsageError("a prompt and at least one token are needed", hint='./inv ask "The capital of France is" --host lab01')
     target = targets[0]
+    if target.down:
+        raise target.down
     return complete(target, wishes.read(target.name, target.vars), prompt, tokens)
 
 
 def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: bool, quiet: bool = False) -> list[Outcome]:
     """Remove from ``targets`` what provision made; with ``models`` the model files too. Needs no plan: it removes what is there."""
+    outcomes = [_failure(target.name, target.down) for target in targets if target.down]
     variables = {}
     for target in targets:
+        if target.down:
+            continue
         needed = parts.collect("remove", wishes.read(target.name, target.vars), models)
         variables[target.name] = {**needed, "bigiron_parts": list(reversed(parts.NAMES))}
+    if not variables:
+        return outcomes
     folder = play.new_run()
     names = list(variables)
     progress = Progress(names, lambda _host, _role: None, quiet=quiet)
@@ -279,7 +286,6 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
         result = play.run(
             "teardown", [*inventory.split(","), play.write_plan(folder, variables)], names, folder, progress.on_event
         )
-    outcomes = []
     for name in names:
         changed = result.changed.get(name, [])
         if name in result.unreachable:

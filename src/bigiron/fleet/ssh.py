@@ -254,7 +254,7 @@ class Session:
 
 
 def run_many(targets: Iterable[Target], fn: Callable[[Target], T], *, max_workers: int = 32) -> dict[str, T | BigironError]:
-    """``fn`` on each target, in parallel; host name -> result or the error of that host alone.
+    """``fn`` on each target, in parallel; host name -> result or the error of that host alone. One that is down is not tried.
 
     Any other exception, and Ctrl-C, closes the sessions that ``fn`` has open (so its threads end) and is raised here.
     """
@@ -273,7 +273,7 @@ def run_many(targets: Iterable[Target], fn: Callable[[Target], T], *, max_worker
                 return
             result: T | BaseException
             try:
-                result = fn(target)
+                result = target.down or fn(target)
             except BaseException as error:  # noqa: BLE001 (it is raised again in the caller's thread)
                 result = error
             done.put((target.name, result))

@@ -110,7 +110,7 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
 
     Raises UsageError (before any connection) when a host's variables are wrong.
     """
-    wanted = {target.name: wishes.read(target.name, target.vars) for target in targets}
+    wanted = {target.name: wishes.read(target.name, target.vars) for target in targets if not target.down}
     nonce = secrets.token_hex(16)
 
     def observe(target: Target) -> Look:

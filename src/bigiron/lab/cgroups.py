@@ -51,7 +51,7 @@ def survivors(host: str) -> list[state.Process]:
         for folder, _, _ in os.walk(hierarchy / PARENT / host):  # not rglob, which raises when a group goes meanwhile
             with contextlib.suppress(OSError):
                 pids.update(int(word) for word in Path(folder, "cgroup.procs").read_text(encoding="ascii").split())
-    return [one for one in map(state.process, pids) if one is not None]
+    return state.processes(pids)
 
 
 def remove(host: str) -> None:

@@ -45,14 +45,6 @@ class MirrorStatus:
         return asdict(self)
 
 
-def up(say: Say) -> MirrorStatus:
-    """Bring up the lab's network and its mirror, without any host. Raises as ``lab.up`` does."""
-    from bigiron.lab import lab
-
-    lab.up(0, say)
-    return status()
-
-
 def status() -> MirrorStatus:
     """What is served now."""
     from bigiron.lab import hubfiles
@@ -110,26 +102,19 @@ def stop(previous: state.Process | None) -> None:
 
 def _ours() -> list[state.Process]:
     """Every process that has our mount point in its mount table: this nginx and its workers, and nobody else."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and f" {MOUNT} " in (entry / "mountinfo").read_text(encoding="utf-8", errors="replace"):
-                one = state.process(int(entry.name))
-                if one is not None:
-                    found.append(one)
-    return found
+    import psutil
+
+    return state.processes(pid for pid in psutil.pids() if f" {MOUNT} " in _read(Path(f"/proc/{pid}/mountinfo")))
 
 
 def _master() -> state.Process | None:
+    import psutil
+
     ours = _ours()
-    pids = {one.pid for one in ours}
-    return next((one for one in ours if _parent(one.pid) not in pids), None)
-
-
-def _parent(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(text.rpartition(")")[2].split()[1])
+    for one in ours:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(one.pid).ppid() not in {each.pid for each in ours}:
+                return one
     return None
 
 

@@ -115,14 +115,13 @@ def configure(host: str, address: str, gateway: str) -> None:
 
 def find(host: str) -> state.Process | None:
     """The running systemd-nspawn of this host, also one that a killed run started and did not record."""
-    found = state.find_processes(f"--machine={state.machine_name(host)}", f"--directory={root_of(host)}")
-    return next((one for one in found if _is_nspawn(one)), None)
+    import psutil
 
-
-def _is_nspawn(one: state.Process) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{one.pid}/comm").read_text(encoding="utf-8").strip().startswith("systemd-nspawn"[:15])
-    return False
+    for one in state.find_processes(f"--machine={state.machine_name(host)}", f"--directory={root_of(host)}"):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(one.pid).name().startswith("systemd-nspawn"):
+                return one
+    return None
 
 
 def start(host: str) -> state.Process:

@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,14 @@ def machine_name(host: str) -> str:
     return f"{KEY}-{host}"
 
 
+def is_host(name: str) -> bool:
+    """True for a name the lab can make."""
+    return _NAME.fullmatch(name) is not None
+
+
 def host_number(host: str) -> int:
     """``lab07`` -> 7. Raises UsageError for a name the lab cannot make."""
-    if not _NAME.fullmatch(host):
+    if not is_host(host):
         raise UsageError(f"the lab has no host {host!r}", hint=f"lab hosts are called lab01 to lab{MAX_HOSTS}")
     return int(host[3:])
 
@@ -108,25 +113,25 @@ def process(pid: int) -> Process | None:
     return None if start is None else Process(pid, start)
 
 
+def processes(pids: Iterable[int]) -> list[Process]:
+    """Those of ``pids`` that still run."""
+    return [one for one in map(process, pids) if one is not None]
+
+
 def find_processes(*words: str) -> list[Process]:
     """Processes whose command line holds all ``words`` as whole arguments (or in the title of a process that renamed itself).
 
     Used to adopt what a killed run had started but not yet recorded; the words carry this lab's own paths or key.
     """
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            arguments = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        title = arguments[0].split(b" ") if arguments else []
-        if all(word.encode() in arguments or word.encode() in title for word in words):
-            one = process(int(entry.name))
-            if one is not None:
-                found.append(one)
-    return found
+    import psutil
+
+    pids = []
+    for each in psutil.process_iter(["cmdline"]):
+        arguments = each.info["cmdline"] or [""]
+        title = arguments[0].split(" ")
+        if each.pid != os.getpid() and all(word in arguments or word in title for word in words):
+            pids.append(each.pid)
+    return processes(pids)
 
 
 @dataclass(frozen=True)

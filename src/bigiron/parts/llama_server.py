@@ -185,16 +185,26 @@ def lock(_facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
     return {"service": {"name": variables["llama_server_service"], "argv": variables["llama_server_argv"]}}
 
 
-def status(wish: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, str]:
+def status(wish: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, str | None]:
     have = observed["services"].get(unit(wish), {})
     exe = str(have.get("exe") or "")
     release = exe.rsplit("/releases/", maxsplit=1)[-1].split("/", maxsplit=1)[0] if "/releases/" in exe else "-"
-    ready = " (ready)" if have.get("health") == 200 and have.get("listening") else ""
+    ready = " (ready)" if have.get("health") == 200 and have.get("listening") else ""  # another program may answer there
     return {
         "service": f"{have.get('ActiveState', 'absent')}{ready}",
         "release": release,
         "listens": f"{wish['llama_server_host']}:{wish['llama_server_port']}",
+        "held_by": _holder(observed["ports"].get(str(wish["llama_server_port"])), unit(wish)),
     }
+
+
+def _holder(port: Mapping[str, Any] | None, unit: str) -> str | None:
+    """Who else than ``unit`` listens on an observed port: ``"nginx, pid 7"``; None when nobody does."""
+    others = [each for each in (port, *(port or {}).get("also", [])) if each and each.get("unit") != unit]
+    return (
+        "; ".join(f"{each['program']}, pid {each['pid']}" if each.get("pid") else str(each.get("error")) for each in others)
+        or None
+    )
 
 
 def remove(_wish: Mapping[str, Any], _models: bool) -> dict[str, Any]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigiron.errors import BigironError
-from bigiron.parts.difference import Difference
 from bigiron.units import count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bigiron.parts.difference import Difference
 
 
 def print_json(document: object) -> None:
@@ -22,9 +27,8 @@ def say(text: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table on stdout, as wide as the terminal; without a terminal nothing is cut."""
+    """A table on stdout."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
@@ -32,8 +36,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
         drawn.add_column(column, overflow="fold")
     for row in rows:
         drawn.add_row(*(str(cell) for cell in row))
-    width = None if sys.stdout.isatty() else 160
-    Console(width=width, highlight=False, markup=False).print(drawn)
+    terminal().print(drawn)
+
+
+def terminal() -> Console:
+    """Stdout, as wide as $COLUMNS or else the terminal says; wide in a pipe."""
+    from rich.console import Console
+
+    width = max(20, shutil.get_terminal_size((160, 24)).columns)
+    return Console(width=width, highlight=False, markup=False)
 
 
 def differences(host: str, found: Sequence[Difference], *, diffs: bool = True) -> None:

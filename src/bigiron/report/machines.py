@@ -12,7 +12,6 @@ from bigiron.report import console
 from bigiron.units import gib
 
 if TYPE_CHECKING:
-    from bigiron.fleet.connection import Connection
     from bigiron.fleet.inventory import Target
     from bigiron.fleet.survey import Look
 
@@ -34,8 +33,11 @@ def exit_code(seen: Mapping[str, Look | BigironError]) -> int:
     return max(codes, default=EXIT_OK)
 
 
-def reached(connection: Connection) -> str:
-    """How a host is reached, before ssh_config has its say: ``"ssh admin@192.0.2.11 -J jump.example.net"``."""
+def reached(host: Target) -> str:
+    """How a host is reached, before ssh_config has its say: ``"ssh admin@192.0.2.11 -J jump.example.net"``, or why it is not."""
+    if host.down:
+        return f"{host.down.what}: {host.down.hint}"
+    connection = host.connection
     if connection.kind == "local":
         return "local"
     user = f"{connection.user}@" if connection.user else ""
@@ -49,9 +51,7 @@ def show_hosts(found: Sequence[Target], *, as_json: bool, explain: bool) -> int:
     from bigiron.fleet.environment import effective
 
     if as_json:
-        rows: list[dict[str, Any]] = [
-            {"host": one.name, "groups": list(one.groups), "reached": reached(one.connection)} for one in found
-        ]
+        rows: list[dict[str, Any]] = [{"host": one.name, "groups": list(one.groups), "reached": reached(one)} for one in found]
         for row, one in zip(rows, found, strict=True):
             if explain:
                 row["settings"] = {name: {"value": value, "from": who} for name, (value, who) in effective(one.vars).items()}
@@ -59,12 +59,10 @@ def show_hosts(found: Sequence[Target], *, as_json: bool, explain: bool) -> int:
     elif explain:
         for one in found:
             settings = [(name, value, who) for name, (value, who) in effective(one.vars).items()]
-            console.table(("setting", "value", "set by"), settings, title=f"{one.name}: {reached(one.connection)}")
+            console.table(("setting", "value", "set by"), settings, title=f"{one.name}: {reached(one)}")
         console.say("What is not listed is left to ssh_config (ssh -G HOST shows it) or is Ansible's default.")
     else:
-        console.table(
-            ("host", "groups", "reached"), [(one.name, ", ".join(one.groups), reached(one.connection)) for one in found]
-        )
+        console.table(("host", "groups", "reached"), [(one.name, ", ".join(one.groups), reached(one)) for one in found])
     return EXIT_OK
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 
 from bigiron.plan.choose import ModelPlan
 from bigiron.plan.memory import DeviceMemory
 from bigiron.plan.roofline import Rate
+from bigiron.report import console
 from bigiron.units import gib
 
 BAR_WIDTH = 40
@@ -17,18 +17,16 @@ _PARTS = (("weights", "#"), ("kv", "k"), ("compute", "c"), ("other", "o"), ("res
 
 def show(plan: ModelPlan, *, explain: bool = False) -> None:
     """Print the plan to stdout; ``explain`` adds the reason of every number."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, soft_wrap=True)
+    terminal = console.terminal()
     for line in headline(plan):
-        console.print(line)
-    console.print(_table(plan))
+        terminal.print(line, soft_wrap=True)
+    terminal.print(_table(plan, terminal.width))
     for line in details(plan):
-        console.print(line)
+        terminal.print(line, soft_wrap=True)
     if explain:
-        console.print()
+        terminal.print()
         for line in explanation(plan):
-            console.print(line)
+            terminal.print(line, soft_wrap=True)
 
 
 def headline(plan: ModelPlan) -> list[str]:
@@ -73,21 +71,30 @@ def bar(row: DeviceMemory, width: int = BAR_WIDTH) -> str:
     return drawn.ljust(width, ".")
 
 
-def _table(plan: ModelPlan) -> object:
+def _table(plan: ModelPlan, width: int) -> object:
+    """A row per device with a bar as long as there is room; where there is none, a row per number."""
     from rich import box
     from rich.table import Table
 
+    names = [row.model if row.device == "memory" else f"{row.device} {row.model}" for row in plan.memory]
+    room = min(BAR_WIDTH, width - max(map(len, names)) - 80)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("memory", overflow="fold")
-    for column in ("total", "weights", "KV", "compute", "other", "reserve", "free"):
-        table.add_column(column, justify="right")
-    table.add_column("# weights  k KV  c compute  o other  - reserve")
-    for row in plan.memory:
-        name = row.model if row.device == "memory" else f"{row.device} {row.model}"
-        sizes = [gib(term.nbytes) for term in row.terms()]
-        table.add_row(name, gib(row.total), *sizes, gib(row.free), bar(row))
+    sizes = ("total", "weights", "KV", "compute", "other", "reserve", "free")
+    for column in sizes if room >= 8 else ("part", "size"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    if room >= 8:
+        table.add_column("# weights  k KV  c compute  o other  - reserve")
+    for name, row in zip(names, plan.memory, strict=True):
+        cells = [gib(row.total), *(gib(term.nbytes) for term in row.terms()), gib(row.free)]
+        if room >= 8:
+            table.add_row(name, *cells, bar(row, room))
+        else:
+            for part, cell in zip(sizes, cells, strict=True):
+                table.add_row(name if part == "total" else "", part, cell)
         if row.streamed:
-            table.add_row("", "", f"+{gib(row.streamed)}", "", "", "", "", "", "mapped from disk, in whatever is free")
+            streamed, where = f"+{gib(row.streamed)}", "mapped from disk, in whatever is free"
+            table.add_row("", "", streamed, "", "", "", "", "", where) if room >= 8 else table.add_row("", where, streamed)
     return table
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigiron import parts
 from bigiron.errors import EXIT_DIFFERENCES, EXIT_FAILED, EXIT_OK, EXIT_REFUSED, EXIT_UNREACHABLE, BigironError
@@ -74,20 +74,26 @@ def _exit(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError], *, 
 
 def show_status(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError], *, as_json: bool) -> int:
     """One row per host: service, release, model, sync. Returns the exit code."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for one in surveys.values():
         sync = "in sync" if one.in_sync else f"{len(one.differences)} differ"
         rows.append({"host": one.name, **parts.collect("status", one.wish, one.observed), "plan": sync})
     rows += [
-        {"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": str(e.what)}
+        {"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": _told(e), "error": e.to_json()}
         for name, e in errors.items()
     ]
     if as_json:
         console.print_json(rows)
     else:
+        for row in rows:
+            row["listens"] += f" (held by {row['held_by']})" if row.get("held_by") else ""
         columns = ("host", "service", "release", "model", "listens", "plan")
         console.table(columns, [[row[column] for column in columns] for row in rows])
     return _exit(surveys, errors, differences_exit=False)
+
+
+def _told(error: BigironError) -> str:
+    return f"{error.what}; {error.hint}" if error.hint else error.what
 
 
 def show_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from bigiron.machine import machinefile
 from bigiron.plan.choose import ModelPlan, Wish, choose
 from bigiron.plan.roofline import SPREAD
 from bigiron.report.plan_table import bar, details, explanation, headline, show
-from bigiron.units import GIB
+from bigiron.units import GIB, gib
 from fixtures.model_shapes import kimi, small
 from fixtures.planning import gpu, machine
 from fixtures.published import ROWS
@@ -154,6 +154,21 @@ def test_the_screen(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line in printed for line in explanation(plan))
     assert headline(plan)[0] in printed
     assert all(line in printed for line in details(plan))
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_narrow_screen_loses_the_bar_and_no_number(
+    name: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(name)
+    monkeypatch.setenv("COLUMNS", str(width))
+    show(plan)
+    printed = capsys.readouterr().out
+    table = printed[printed.index("memory ") :].split("\n  ")[0].splitlines()
+    assert max(map(len, table)) <= width
+    assert "…" not in "".join(table)
+    assert all(gib(term.nbytes) in printed for row in plan.memory for term in row.terms())
 
 
 def test_a_bar_shows_what_is_too_much() -> None:

@@ -1,0 +1,38 @@
+"""Which hosts a command is about, and what is known of the lab's own before any connection.
+
+Reading never builds: only a command that brings hosts to their plan boots those of the lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from bigiron.errors import UsageError
+from bigiron.fleet import inventory as inventories
+from bigiron.fleet.inventory import Target
+from bigiron.lab import lab
+from bigiron.paths import PROJECT
+
+LAB = PROJECT / "inventory" / "lab"
+
+
+def select(host: str, group: str, inventory: str, *, boot: Callable[[str], None] | None = None) -> list[Target]:
+    """The hosts that ``host`` and ``group`` name in ``inventory``.
+
+    Lab hosts that are down are brought up when ``boot`` is given (it is told what happens), else marked as `Target.down`. Raises UsageError
+    when nothing is named or a name is unknown, and with ``boot`` what :func:`bigiron.lab.lab.up` raises.
+    """
+    if not host and not group:
+        raise UsageError("no host was named", hint="--host lab01, or --group lab; ./inv hosts lists them")
+    found = inventories.load(inventory).select(host or None, group or None)
+    if not any(Path(source).resolve() == LAB for source in inventory.split(",")):
+        return found
+    names = [one.name for one in found]
+    if boot is None:
+        down = lab.down_errors(names)
+        return [replace(one, down=down.get(one.name)) for one in found]
+    if lab.ensure_for(names, boot):
+        found = inventories.load(inventory).select(host or None, group or None)  # now it says how they are reached
+    return found
