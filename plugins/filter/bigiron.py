@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from bigiron.parts.render import render
-from bigiron.plan.capabilities import unsupported
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.parts.render import render
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.plan.capabilities import unsupported
 
 
 class FilterModule:
-    """``'llama-server.service' | bigiron_render(variables)`` is the text of that template, as the diff expects it.
+    """``'llama-server.service' | bigiron.host.render(variables)`` is the text of that template, as the diff expects it.
 
-    ``argv | bigiron_unsupported(help_text)`` lists what the build with that ``--help`` would not accept.
+    ``argv | bigiron.host.unsupported(help_text)`` lists what the build with that ``--help`` would not accept.
     """
 
     def filters(self):
-        return {"bigiron_render": render, "bigiron_unsupported": unsupported}
+        return {"render": render, "unsupported": unsupported}

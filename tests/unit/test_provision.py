@@ -98,7 +98,7 @@ def test_a_new_build_is_asked_what_it_understands_before_the_service_is_written(
 
     monkeypatch.setattr(play, "run", run)
     applied = []
-    monkeypatch.setattr(play, "write_plan", lambda folder, variables: applied.append(variables["a"]["bigiron_roles"]) or folder)
+    monkeypatch.setattr(play, "write_plan", lambda folder, variables: applied.append(variables["a"]["bigiron_parts"]) or folder)
     assert world.go("a")["a"].roles == list(EVERY)
     assert applied == [["base", "llama_cpp", "model"], ["llama_server"]]
 

@@ -91,7 +91,7 @@ def run(
     environment = {
         **clean_env(),
         "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
-        "ANSIBLE_STDOUT_CALLBACK": "bigiron_events",
+        "ANSIBLE_STDOUT_CALLBACK": "bigiron.host.events",
         "ANSIBLE_BIGIRON_LOG": str(log),
         "ANSIBLE_NOCOLOR": "1",
     }

@@ -153,8 +153,8 @@ class _Provision:
             return
         variables, fetches = {}, {}
         for name, one in surveys.items():
-            values = {**one.plan.variables, "bigiron_roles": wanted[name]}
-            if one.plan.build_from == "here" and "llama_cpp" in values["bigiron_roles"]:
+            values = {**one.plan.variables, "bigiron_parts": wanted[name]}
+            if one.plan.build_from == "here" and "llama_cpp" in values["bigiron_parts"]:
                 values["llama_cpp_fetch_to"] = str(survey.release_archive(one.plan.fingerprint))
                 fetches[one.plan.fingerprint] = one
             variables[name] = values
@@ -168,7 +168,7 @@ class _Provision:
             sessions.close()
         for name in surveys:
             earlier = self.roles.setdefault(name, [])
-            earlier += [role for role in variables[name]["bigiron_roles"] if role not in earlier]
+            earlier += [role for role in variables[name]["bigiron_parts"] if role not in earlier]
             self.changed.setdefault(name, []).extend(result.changed.get(name, []))
             if name in result.unreachable:
                 hint = "run the same command again; it carries on"
@@ -274,12 +274,13 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
     for target in targets:
         intent = intents.read(target.name, target.vars)
         variables[target.name] = {
-            "teardown_prefix": intents.PREFIX,
-            "teardown_config_dir": intents.CONFIG_DIR,
-            "teardown_build_root": intents.BUILD_ROOT,
-            "teardown_user": intents.USER,
-            "teardown_model_root": intent.model.root,
-            "teardown_models": models,
+            "bigiron_parts": list(ROLES),
+            "base_user": intents.USER,
+            "llama_cpp_prefix": intents.PREFIX,
+            "llama_cpp_build_root": intents.BUILD_ROOT,
+            "llama_server_config_dir": intents.CONFIG_DIR,
+            "model_root": intent.model.root,
+            "model_remove": models,
         }
     folder = play.new_run()
     names = list(variables)
