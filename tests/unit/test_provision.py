@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Refused, Unreachable
-from bigiron.fleet import play, provision, survey
+from bigiron.fleet import plandir, play, provision, survey
 from bigiron.fleet.provision import Outcome, exit_code
 from bigiron.plan.diff import Difference
 from bigiron.plan.host import HostPlan
@@ -98,7 +98,7 @@ def test_a_new_build_is_asked_what_it_understands_before_the_service_is_written(
 
     monkeypatch.setattr(play, "run", run)
     applied = []
-    monkeypatch.setattr(play, "write_plan", lambda folder, variables: applied.append(variables["a"]["bigiron_parts"]) or folder)
+    monkeypatch.setattr(plandir, "write", lambda folder, variables: applied.append(variables["a"]["bigiron_parts"]) or folder)
     assert world.go("a")["a"].roles == list(EVERY)
     assert applied == [["base", "llama_cpp", "model"], ["llama_server"]]
 

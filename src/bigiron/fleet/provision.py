@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Unreachable, UsageError
-from bigiron.fleet import lock, play, survey
+from bigiron.fleet import lock, plandir, play, survey
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.fleet.survey import Survey
@@ -158,7 +158,7 @@ class _Provision:
                 values["llama_cpp_fetch_to"] = str(survey.release_archive(one.plan.fingerprint))
                 fetches[one.plan.fingerprint] = one
             variables[name] = values
-        inventories: list[str | Path] = [*self.inventory.split(","), play.write_plan(self.folder, variables)]
+        inventories: list[str | Path] = [*self.inventory.split(","), plandir.write(self.folder / "plan", variables)]
         sessions = _Sessions([one.target for one in surveys.values()])
         progress = Progress(list(surveys), sessions.progress, quiet=self.quiet)
         try:
@@ -287,7 +287,7 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
     progress = Progress(names, lambda _host, _role: None, quiet=quiet)
     with progress.running():
         result = play.run(
-            "teardown", [*inventory.split(","), play.write_plan(folder, variables)], names, folder, progress.on_event
+            "teardown", [*inventory.split(","), plandir.write(folder / "plan", variables)], names, folder, progress.on_event
         )
     outcomes = []
     for name in names:

@@ -63,7 +63,7 @@ def systemd_text(text: str) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(  # noqa: S701 - unit files, not HTML
-        loader=jinja2.FileSystemLoader(sorted(PROJECT.glob("roles/*/templates"))),
+        loader=jinja2.FileSystemLoader([*sorted(PROJECT.glob("roles/*/templates")), PROJECT / "templates"]),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
@@ -76,7 +76,10 @@ def _environment() -> jinja2.Environment:
 
 
 def render(name: str, variables: Mapping[str, Any]) -> str:
-    """The text of the role template ``<name>.j2`` with ``variables``. Raises UsageError naming a variable that is missing."""
+    """The text of the template ``<name>.j2``, a role's or (in ``templates/``) one that no role owns.
+
+    Raises UsageError naming a variable that is missing.
+    """
     try:
         return _environment().get_template(f"{name}.j2").render(**variables)
     except jinja2.UndefinedError as error:
