@@ -60,6 +60,7 @@ def probe(_c: Context, host: str = "", group: str = "", inventory: str = INVENTO
         "exit-code": "exit 2 when something differs",
         "diff": "show file diffs (on by default)",
         "explain": "show the arithmetic of every number",
+        "write": "also write the plan into this folder, as an inventory for a plain ansible-playbook",
         "machine": "a machine file instead of a host: a path, or a name in inventory/machines",
         "model": "with --machine: a name in inventory/catalogue.yml, owner/repository@commit, or a GGUF file",
         "quant": "with --machine: the quant, or auto: the best that fits",
@@ -77,6 +78,7 @@ def plan(
     exit_code: bool = False,
     diff: bool = True,
     explain: bool = False,
+    write: str = "",
     machine: str = "",
     model: str = "",
     quant: str = "auto",
@@ -89,6 +91,7 @@ def plan(
     Example: ./inv plan --host lab01
     """
     from bigiron.report import plans
+    from bigiron.report.console import say
 
     if machine or model:
         from bigiron.fleet import ahead
@@ -97,7 +100,15 @@ def plan(
     from bigiron.fleet import survey
 
     surveys, errors = survey.survey(_targets(host, group, inventory))
-    return plans.show(surveys, errors, as_json=json, reasons=True, diffs=diff, differences_exit=exit_code, explain=explain)
+    written = []
+    if write:
+        from bigiron.fleet import plandir
+
+        written = plandir.hand_over(surveys, errors, inventory, write)
+    code = plans.show(surveys, errors, as_json=json, reasons=True, diffs=diff, differences_exit=exit_code, explain=explain)
+    for line in written:
+        say(line)
+    return code
 
 
 @command(help=HELP)

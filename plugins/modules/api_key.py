@@ -16,7 +16,7 @@ author: bigiron
 """
 EXAMPLES = r"""
 - name: Keep the API key
-  api_key:
+  bigiron.host.api_key:
     path: /etc/bigiron/credentials/main.key
     value: "{{ vault_llama_key }}"
 """
@@ -28,8 +28,8 @@ made: {type: bool, returned: success, description: "Whether the host made the ke
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.onhost import unit as unitfile
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import unit as unitfile
 
 
 def main():

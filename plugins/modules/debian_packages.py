@@ -18,7 +18,7 @@ author: bigiron
 """
 EXAMPLES = r"""
 - name: Install the compiler
-  debian_packages:
+  bigiron.host.debian_packages:
     name: [g++, cmake, ninja-build]
 """
 RETURN = r"""
@@ -29,8 +29,8 @@ updated_lists: {type: bool, returned: when present, description: "Whether the pa
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.onhost import packages
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import packages
 
 
 def main():

@@ -22,7 +22,7 @@ author: bigiron
 """
 EXAMPLES = r"""
 - name: Wait until the model answers
-  llama_ready:
+  bigiron.host.llama_ready:
     unit: llama-server-main.service
     port: 8080
     key_file: /etc/bigiron/credentials/main.key
@@ -34,9 +34,9 @@ generation_tps: {type: float, returned: success, description: "Generated tokens 
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.onhost import serving
-from ansible.module_utils.bigiron.onhost.progress import Progress
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import serving
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost.progress import Progress
 
 
 def main():

@@ -31,7 +31,7 @@ author: bigiron
 """
 EXAMPLES = r"""
 - name: Make the release current
-  llama_release:
+  bigiron.host.llama_release:
     fingerprint: 3f6c0a9be17d22c4
     source_url: https://example.org/llama.cpp-b11434.tar.gz
     source_sha256: b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45
@@ -51,8 +51,8 @@ packed_sha256: {type: str, returned: when packed, description: "Its SHA-256."}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.onhost import build
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import build
 
 
 def main():

@@ -35,7 +35,7 @@ author: bigiron
 """
 EXAMPLES = r"""
 - name: Bring the model
-  model_files:
+  bigiron.host.model_files:
     root: /srv/models
     repo: org/name
     revision: 0123456789abcdef0123456789abcdef01234567
@@ -54,8 +54,8 @@ removed: {type: list, returned: when absent, description: "Removed paths."}
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.onhost import store
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import store
 
 
 def main():

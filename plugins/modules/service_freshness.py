@@ -16,7 +16,7 @@ author: bigiron
 """
 EXAMPLES = r"""
 - name: See whether the service must be restarted
-  service_freshness:
+  bigiron.host.service_freshness:
     name: llama-server-main.service
     depends_on: [/etc/systemd/system/llama-server-main.service, /opt/bigiron/current]
 """
@@ -29,8 +29,8 @@ gave_up: {type: bool, returned: success, description: "Whether systemd holds it 
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.onhost import unit as unitfile
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import unit as unitfile
 
 
 def main():

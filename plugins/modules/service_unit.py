@@ -16,17 +16,17 @@ author: bigiron
 """
 EXAMPLES = r"""
 - name: Install the unit
-  service_unit:
+  bigiron.host.service_unit:
     name: llama-server-main.service
-    content: "{{ 'llama-server.service' | bigiron_render(variables) }}"
+    content: "{{ 'llama-server.service' | bigiron.host.render(variables) }}"
 """
 RETURN = r"""
 path: {type: str, returned: success, description: "The unit file."}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.bigiron.errors import BigironError
-from ansible.module_utils.bigiron.onhost import unit as unitfile
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import unit as unitfile
 
 
 def main():

@@ -319,7 +319,7 @@ def test_closed_stdin_and_a_reader_that_leaves(main_host):
 def test_argv_reaches_a_program_byte_for_byte(lab_up, tmp_path):
     from tests.unit.test_render import NASTY
 
-    from bigiron.parts.render import systemd_command
+    from bigiron.render import systemd_command
 
     argv = ["/usr/bin/python3", "-c", "import json,sys; json.dump(sys.argv[1:], open('/run/argv.json','w'))", *NASTY]
     unit = f"[Service]\nType=oneshot\nExecStart={systemd_command(argv)}\n"

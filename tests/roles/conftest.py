@@ -12,11 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bigiron.fleet.inventory import clean_env
+from bigiron.parts import NAMES
 from bigiron.paths import PROJECT
 
 HOST = "lab06"  # the other test hosts belong to the main job
+
+
+def documented(role):
+    """Every variable that the role's argument specs name."""
+    entries = yaml.safe_load((PROJECT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    return {name for entry in entries.values() for name in entry["options"]}
 
 
 @dataclass
@@ -42,14 +50,16 @@ class Host:
         self.folder = folder
         self.gateway = gateway
 
-    def run(self, *roles, check=False, arguments=(), playbook=None, **variables):
+    def run(self, *roles, entry="main", check=False, arguments=(), playbook=None, **variables):
         """Apply ``roles`` (or a playbook of the project) with ``variables`` as host variables, as a person would."""
+        assert not roles or variables.keys() <= set().union(*map(documented, roles)), "only what the roles document"
         plan = self.folder / "plan"
         (plan / "host_vars").mkdir(parents=True, exist_ok=True)
         (plan / "hosts.json").write_text(json.dumps({"all": {"hosts": {HOST: {}}}}))
         (plan / "host_vars" / f"{HOST}.json").write_text(json.dumps(variables))
         play = self.folder / "play.yml"
-        play.write_text(json.dumps([{"hosts": HOST, "gather_facts": False, "roles": list(roles)}]))
+        tasks = [{"ansible.builtin.include_role": {"name": f"bigiron.host.{role}", "tasks_from": entry}} for role in roles]
+        play.write_text(json.dumps([{"hosts": HOST, "gather_facts": False, "tasks": tasks}]))
         log = self.folder / "log"
         log.unlink(missing_ok=True)
         path = PROJECT / "playbooks" / f"{playbook}.yml" if playbook else play
@@ -67,7 +77,7 @@ class Host:
         ]
         argv += ["--limit", HOST, *(["--check"] if check else []), *arguments]
         environment = {
-            **clean_env(), "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_STDOUT_CALLBACK": "bigiron_events",
+            **clean_env(), "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_STDOUT_CALLBACK": "bigiron.host.events",
             "ANSIBLE_BIGIRON_LOG": str(log),
         }  # fmt: skip
         done = subprocess.run(
@@ -98,6 +108,24 @@ class Host:
         assert (again.code, again.changed) == (0, []), again
         return first
 
+    def teardown(self):
+        """Everything away, models too."""
+        torn = self.run(playbook="teardown", bigiron_parts=NAMES, model_remove=True)
+        assert torn.code == 0, torn
+
+    def removes(self, role, **variables):
+        """Check mode predicts and changes nothing, then it removes, then nothing is left to remove; the real run is returned."""
+        before = self.tree()
+        predicted = self.run(role, entry="remove", check=True, **variables)
+        assert predicted.code == 0, predicted
+        assert self.tree() == before
+        done = self.run(role, entry="remove", **variables)
+        assert done.code == 0, done
+        assert set(done.changed) <= set(predicted.changed)
+        again = self.run(role, entry="remove", **variables)
+        assert (again.code, again.changed) == (0, []), again
+        return done
+
     def sh(self, script, check=True):
         """Run a shell script on the host over plain ssh."""
         from bigiron.lab import lab
@@ -122,17 +150,15 @@ def role_host(lab_session, tmp_path_factory):
 
     gateway = lab.up(0, lambda _line: None, names=[HOST]).gateway
     host = Host(tmp_path_factory.mktemp("play"), gateway)
-    torn = host.run(playbook="teardown", teardown_models=True)
-    assert torn.code == 0, torn
+    host.teardown()
     yield host
-    host.run(playbook="teardown", teardown_models=True)
+    host.teardown()
 
 
 @pytest.fixture
 def clean_host(role_host):
     """The same host, emptied again before this test."""
-    torn = role_host.run(playbook="teardown", teardown_models=True)
-    assert torn.code == 0, torn
+    role_host.teardown()
     return role_host
 
 

@@ -58,8 +58,7 @@ def wanted(files, content=None, **more):
 @pytest.fixture(scope="module")
 def builder(role_host):
     """The host with user and compiler, nothing else."""
-    torn = role_host.run(playbook="teardown", teardown_models=True)
-    assert torn.code == 0, torn
+    role_host.teardown()
     done = role_host.run("base", base_packages=["g++", "cmake", "ninja-build"])
     assert done.code == 0, done
     return role_host
@@ -102,6 +101,9 @@ def test_builds_proves_and_then_changes_nothing(builder, files, tmp_path):
     assert "Archive | Copy the packed release" in installed.changed
     assert json.loads(builder.sh("cat /opt/bigiron/current/manifest.json")) == manifest
 
+    assert builder.removes("llama_cpp").changed == ["Remove | Delete the releases, their sources and build trees"]
+    assert builder.sh("ls -d /opt/bigiron /var/cache/bigiron 2>/dev/null", check=False) == ""
+
 
 def test_other_options_make_another_release_and_the_previous_one_stays(builder, files):
     variables = wanted(files)
@@ -141,3 +143,10 @@ def test_failure_says_why_and_leaves_the_host_as_it_was(builder, files, content,
     assert failed.code != 0
     assert says in failed.failed[-1], failed
     assert builder.sh("find /opt/bigiron -printf '%p %l %s\\n' | sort") == before
+
+
+def test_remove_refuses_a_folder_that_is_not_ours(builder):
+    refused = builder.run("llama_cpp", entry="remove", llama_cpp_prefix="/usr/local")
+    assert refused.code != 0
+    assert "/usr/local has no 'bigiron' in its last part" in refused.failed[-1]
+    assert builder.sh("ls -d /usr/local") == "/usr/local\n"

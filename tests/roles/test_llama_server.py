@@ -56,7 +56,7 @@ def server_host(clean_host):
         f"cat >/opt/bigiron/current/bin/llama-server <<'END'\n{SERVER}END\nchmod 755 /opt/bigiron/current/bin/llama-server"
     )
     yield clean_host
-    clean_host.sh(f"systemctl stop {UNIT} 2>/dev/null; rm -rf /etc/systemd/system/{UNIT}* /srv/models", check=False)
+    clean_host.sh(f"systemctl disable --now {UNIT} 2>/dev/null; rm -rf /etc/systemd/system/{UNIT}* /srv/models", check=False)
 
 
 def started(host):
@@ -166,3 +166,15 @@ def test_environment_of_the_manager_does_not_reach_the_server(server_host):
     finally:
         server_host.sh("systemctl unset-environment LLAMA_API_KEY LLAMA_ARG_CTX_SIZE")
     assert names == {"HOME", "LANG", "PATH"}, json.dumps(sorted(names))
+
+
+def test_remove_takes_the_services_that_bigiron_wrote_and_no_other(server_host):
+    before = server_host.tree()
+    theirs = "/etc/systemd/system/llama-server-theirs.service"
+    server_host.sh(f"printf '[Service]\nExecStart=/bin/sleep 9\n' >{theirs}")
+    server_host.converge("llama_server", **wanted())
+    server_host.sh(f"mkdir -p /etc/systemd/system/{UNIT}.d; touch /etc/systemd/system/{UNIT}.d/mine.conf")
+    server_host.removes("llama_server")
+    assert server_host.sh(f"systemctl is-active {UNIT}", check=False).strip() == "inactive"
+    assert server_host.sh(f"ls {theirs}; rm {theirs}; rmdir /run/bigiron").strip() == theirs
+    assert server_host.tree() == before

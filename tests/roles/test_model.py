@@ -40,6 +40,11 @@ def test_check_then_converge_then_nothing_and_no_second_download(clean_host, fil
     ]
     assert set(clean_host.sh(f"stat -c '%U:%G %a' {FOLDER}/q/* {FOLDER}/.bigiron.json").splitlines()) == {"root:root 644"}
 
+    assert clean_host.removes("model").changed == []  # they may have taken days: only when told to
+    clean_host.removes("model", model_remove=True)
+    clean_host.sh("rmdir /run/bigiron")  # shared by all roles, so role base takes it
+    assert clean_host.tree() == before
+
 
 def test_disk_too_small_is_refused_before_the_first_byte(clean_host, files):
     refused = clean_host.run("model", **wanted(files, model_reserve_bytes=10**15))

@@ -6,7 +6,7 @@ import pytest
 
 from bigiron import parts
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Refused, Unreachable
-from bigiron.fleet import play, provision, survey
+from bigiron.fleet import plandir, play, provision, survey
 from bigiron.fleet.provision import Outcome, exit_code
 from bigiron.parts.difference import Difference
 from bigiron.parts.part import Facts, Planned
@@ -104,7 +104,7 @@ def test_a_new_build_is_asked_what_it_understands_before_the_service_is_written(
 
     monkeypatch.setattr(play, "run", run)
     applied = []
-    monkeypatch.setattr(play, "write_plan", lambda folder, variables: applied.append(variables["a"]["bigiron_parts"]) or folder)
+    monkeypatch.setattr(plandir, "write", lambda folder, variables: applied.append(variables["a"]["bigiron_parts"]) or folder)
     assert world.go("a")["a"].roles == list(EVERY)
     assert applied == [["base", "llama_cpp", "model"], ["llama_server"]]
 

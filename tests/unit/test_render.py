@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigiron import render
 from bigiron.errors import UsageError
-from bigiron.parts import render
 
 # every argument that public bug reports of units name, and the words around them (systemd.service(5), "Command lines")
 NASTY = [

@@ -27,9 +27,13 @@ def tasks(role: str) -> list[tuple[Path, dict[str, Any]]]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_default_is_documented_with_its_value_and_the_other_way_round(role: str) -> None:
-    options = load("roles", role, "meta", "argument_specs.yml")["argument_specs"]["main"]["options"]
+    entries = load("roles", role, "meta", "argument_specs.yml")["argument_specs"]
+    assert entries.keys() == {"main", "remove"}
+    options = {**entries["remove"]["options"], **entries["main"]["options"]}
     assert {name: option["default"] for name, option in options.items()} == load("roles", role, "defaults", "main.yml")
     assert all(option["description"] for option in options.values())
+    shared = entries["main"]["options"].keys() & entries["remove"]["options"].keys()
+    assert all(entries["main"]["options"][name] == entries["remove"]["options"][name] for name in shared)
 
 
 @pytest.mark.parametrize("role", ROLES)

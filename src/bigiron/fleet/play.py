@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bigiron.fleet.inventory import clean_env
-from bigiron.paths import PROJECT, state_dir, write_atomic
+from bigiron.paths import PROJECT, state_dir
 
 Event = Mapping[str, Any]
 STOPPING = ((signal.SIGINT, 2.0), (signal.SIGINT, 3.0), (signal.SIGINT, 10.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
@@ -55,16 +55,6 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_plan(run: Path, variables: Mapping[str, Mapping[str, Any]]) -> Path:
-    """The plan as an Ansible inventory directory: ``hosts.json`` and ``host_vars/<host>.json``. It holds no secret."""
-    folder = run / "plan"
-    hosts: dict[str, dict[str, str]] = {name: {} for name in variables}
-    write_atomic(folder / "hosts.json", json.dumps({"all": {"hosts": hosts}}))
-    for name, values in variables.items():
-        write_atomic(folder / "host_vars" / f"{name}.json", json.dumps(values, indent=1))
-    return folder
-
-
 def playbook_argv(
     playbook: str, inventories: Sequence[str | Path], hosts: Sequence[str], extra: Mapping[str, Any] | None = None
 ) -> list[str]:
@@ -91,7 +81,7 @@ def run(
     environment = {
         **clean_env(),
         "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"),
-        "ANSIBLE_STDOUT_CALLBACK": "bigiron_events",
+        "ANSIBLE_STDOUT_CALLBACK": "bigiron.host.events",
         "ANSIBLE_BIGIRON_LOG": str(log),
         "ANSIBLE_NOCOLOR": "1",
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from bigiron import parts
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Unreachable, UsageError
-from bigiron.fleet import lock, play, survey
+from bigiron.fleet import lock, plandir, play, survey
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.fleet.survey import Survey
@@ -154,7 +154,7 @@ class _Provision:
         if not surveys:
             return
         variables = {name: {**one.plan.variables, "bigiron_parts": wanted[name]} for name, one in surveys.items()}
-        inventories: list[str | Path] = [*self.inventory.split(","), play.write_plan(self.folder, variables)]
+        inventories: list[str | Path] = [*self.inventory.split(","), plandir.write(self.folder / "plan", variables)]
         sessions = _Sessions([one.target for one in surveys.values()])
         progress = Progress(list(surveys), sessions.progress, quiet=self.quiet)
         try:
@@ -276,7 +276,7 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
         if target.down:
             continue
         needed = parts.collect("remove", wishes.read(target.name, target.vars), models)
-        variables[target.name] = {**needed, "bigiron_parts": list(reversed(parts.NAMES))}
+        variables[target.name] = {**needed, "bigiron_parts": list(parts.NAMES)}
     if not variables:
         return outcomes
     folder = play.new_run()
@@ -284,7 +284,7 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
     progress = Progress(names, lambda _host, _role: None, quiet=quiet)
     with progress.running():
         result = play.run(
-            "teardown", [*inventory.split(","), play.write_plan(folder, variables)], names, folder, progress.on_event
+            "teardown", [*inventory.split(","), plandir.write(folder / "plan", variables)], names, folder, progress.on_event
         )
     for name in names:
         changed = result.changed.get(name, [])

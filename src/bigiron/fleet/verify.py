@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bigiron.errors import BigironError, Unreachable, UsageError
 from bigiron.fleet.connection import Connection
-from bigiron.parts.render import render
 from bigiron.paths import PROJECT
+from bigiron.render import render
 from bigiron.report.verdict import Check, Verdict
 
 if TYPE_CHECKING:

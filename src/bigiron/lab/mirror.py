@@ -183,7 +183,7 @@ def _url(gateway: str, port: int) -> str:
 
 
 def _configuration(gateway: str, port: int, maps: Path) -> str:
-    from bigiron.parts.render import render
+    from bigiron.render import render
 
     user, group = _account()
     values = {"state": FOLDER, "root": MOUNT, "maps": maps, "address": gateway, "port": port, "key": state.KEY}

@@ -8,10 +8,10 @@ from typing import Any
 from bigiron.errors import Refused
 from bigiron.parts import base, llama_cpp, model
 from bigiron.parts.part import SERVICE, Facts, Planned, Reason, Resource, Watched, file_resource
-from bigiron.parts.render import render
 from bigiron.plan.arguments import advise
 from bigiron.plan.capabilities import unsupported
 from bigiron.plan.choose import AUTO, Wish
+from bigiron.render import render
 
 STAGE = SERVICE
 CONFIG_DIR = "/etc/bigiron"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bigiron.errors import Refused
+from ..errors import Refused
 
 _NAME = r"--?[A-Za-z][\w-]*"
 _TABLE_ROW = re.compile(r"^\|\s*`(?P<flag>[^`]*)`\s*\|\s*(?P<text>.*?)\s*\|\s*$")

@@ -1,6 +1,6 @@
-"""Renders every file that lands on a host, for the diff on the controller and for the roles (filter ``bigiron_render``).
+"""Renders every file that lands on a host, for the diff on the controller and for the roles (filter ``bigiron.host.render``).
 
-So the bytes that ``plan`` shows are the bytes that ``provision`` writes.
+So the bytes that ``plan`` shows are the bytes that ``provision`` writes. Imports are relative: in the collection this package is a module_util.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import jinja2
 
-from bigiron.errors import UsageError
-from bigiron.paths import PROJECT
+from .errors import UsageError
+from .paths import PROJECT
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
@@ -63,7 +63,7 @@ def systemd_text(text: str) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(  # noqa: S701 - unit files, not HTML
-        loader=jinja2.FileSystemLoader(PROJECT / "templates"),
+        loader=jinja2.FileSystemLoader([*sorted(PROJECT.glob("roles/*/templates")), PROJECT / "templates"]),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
@@ -76,8 +76,11 @@ def _environment() -> jinja2.Environment:
 
 
 def render(name: str, variables: Mapping[str, Any]) -> str:
-    """The text of ``templates/<name>.j2`` with ``variables``. Raises UsageError naming a variable that is missing."""
+    """The text of the template ``<name>.j2``, a role's or (in ``templates/``) one that no role owns.
+
+    Raises UsageError naming a variable that is missing.
+    """
     try:
         return _environment().get_template(f"{name}.j2").render(**variables)
     except jinja2.UndefinedError as error:
-        raise UsageError(f"the template lacks a variable: {error.message}", where=f"templates/{name}.j2") from error
+        raise UsageError(f"the template lacks a variable: {error.message}", where=f"{name}.j2") from error

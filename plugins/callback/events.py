@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-name: bigiron_events
+name: events
 type: stdout
 short_description: One JSON object a line
 description:
@@ -15,7 +15,7 @@ options:
     type: str
     description: File that gets a readable log, diffs included.
     env: [{name: ANSIBLE_BIGIRON_LOG}]
-    ini: [{section: callback_bigiron_events, key: log}]
+    ini: [{section: callback_events, key: log}]
 author: bigiron
 """
 
@@ -32,7 +32,7 @@ HIDDEN = "(hidden: the task handles a secret)"
 class CallbackModule(CallbackBase):
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
-    CALLBACK_NAME = "bigiron_events"
+    CALLBACK_NAME = "bigiron.host.events"
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class CallbackModule(CallbackBase):
         role = ""
         name = ""
         if task is not None:
-            role = task._role.get_name() if task._role else ""
+            role = task._role.get_name(include_role_fqcn=False) if task._role else ""
             name = task.name or task.action
         line = {"event": event, "host": host, "role": role, "task": name, "msg": msg, "time": round(time.time(), 3)}
         if not self._broken:
