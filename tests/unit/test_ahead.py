@@ -7,7 +7,7 @@ from bigiron.errors import UsageError
 from bigiron.fleet import ahead
 from bigiron.gguf.facts import model_facts
 from bigiron.gguf.sets import inspect_set
-from bigiron.hub.quants import QuantFiles
+from bigiron.hub.quants import RepoFile
 from bigiron.hub.tree import RepoTree
 from bigiron.paths import PROJECT
 from bigiron.plan.choose import Wish
@@ -81,10 +81,10 @@ def test_wrong_words_are_usage_errors_that_name_them(words, says, small):
 
 
 def test_where_the_header_came_from_is_said(monkeypatch, tmp_path, kimi):
-    listing = RepoTree("http://hub", "org/k2", "c" * 40, (), ("file list of org/k2 from the cache",))
+    files = (RepoFile("k2-Q2_K.gguf", 1, "a" * 64),)
+    listing = RepoTree("http://hub", "org/k2", "c" * 40, files, ("file list of org/k2 from the cache",))
     monkeypatch.setattr(ahead.tree, "commit_of", lambda *_: ("c" * 40, "the hub is down: commit ccc"))
     monkeypatch.setattr(ahead.tree, "list_files", lambda *_: listing)
-    monkeypatch.setattr(ahead.tree, "select", lambda _, quant: QuantFiles(quant, quant, ()))
     monkeypatch.setattr(ahead.headers, "facts", lambda *_: model_facts(inspect_set(kimi).headers))
     plan = ahead.plan("epyc-9354p", "kimi-k2", Wish(quant="Q2_K"))
     assert plan.warnings[:2] == (

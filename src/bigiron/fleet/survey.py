@@ -14,9 +14,7 @@ from typing import Any
 from bigiron.errors import BigironError, Refused
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
-from bigiron.gguf.facts import ModelFacts
 from bigiron.hub import headers, tree
-from bigiron.hub.quants import QuantFiles
 from bigiron.machine.description import Machine
 from bigiron.paths import cache_dir, state_dir, write_atomic
 from bigiron.plan import diff as differences_of
@@ -153,18 +151,13 @@ def _compare(one: Look, fact: HostFacts, plan: HostPlan) -> Survey:
     return Survey(one.target, one.intent, one.machine, one.observed, plan, resources, differences, refusals)
 
 
-def candidates(target: Target, intent: Intent) -> tuple[dict[str, QuantFiles], dict[str, ModelFacts]]:
+def candidates(target: Target, intent: Intent) -> headers.Candidates:
     """The quants that may be served (one, when it was named) and what their headers say, both cached: a commit never changes."""
     wish = intent.model
     # a secret is only opened when the hub is really asked
     token = (lambda: target.secret("model_token")) if "model_token" in target.vars else None
     listing = tree.list_files(wish.endpoint, wish.repo, wish.revision, token)
-    if wish.quant.lower() != AUTO:
-        chosen = tree.select(listing, wish.quant)
-        return {chosen.name: chosen}, {chosen.name: headers.facts(listing, chosen, token)}
-    found = tree.provable(listing)
-    facts = headers.of_quants(listing, found, token)
-    return {name: found[name] for name in facts}, facts
+    return headers.candidates(listing, None if wish.quant.lower() == AUTO else wish.quant, token)
 
 
 def measured_bandwidth(one: Look) -> float | None:

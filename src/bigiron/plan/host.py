@@ -49,8 +49,8 @@ class Reason:
 class HostFacts:
     """What the plan starts from for one host; ``observed`` is the document of docs/architecture.md.
 
-    ``quants`` are the candidates by name (one, when a quant was asked for) and ``facts`` what their headers say. ``bandwidth``
-    is the measured read rate of its memory in bytes per second, None while nobody measured it.
+    ``quants`` are the candidates by name (one, when a quant was asked for) and ``facts`` what their headers say, ``left_out`` a
+    sentence for each that could not be considered. ``bandwidth`` is the measured read rate of its memory in bytes per second, None while nobody measured it.
     """
 
     name: str
@@ -59,6 +59,7 @@ class HostFacts:
     observed: Mapping[str, Any]
     quants: Mapping[str, QuantFiles]
     facts: Mapping[str, ModelFacts]
+    left_out: tuple[str, ...] = ()
     bandwidth: float | None = None
 
 
@@ -134,7 +135,8 @@ def _of_host(error: BigironError, host: str) -> BigironError:
 def _model(fact: HostFacts, built: capabilities.Capabilities | None) -> ModelPlan:
     # a backend that leaves GPUs alone need not know them
     seen = replace(fact.machine, gpus=()) if fact.intent.backend == "cpu" else fact.machine
-    return choose(from_machine(seen, bandwidth=fact.bandwidth), fact.facts, Wish.of(fact.intent), build=built)
+    found = choose(from_machine(seen, bandwidth=fact.bandwidth), fact.facts, Wish.of(fact.intent), build=built)
+    return replace(found, warnings=(*fact.left_out, *found.warnings))
 
 
 def check_machine(host: str, machine: Machine) -> None:
