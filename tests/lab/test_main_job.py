@@ -10,7 +10,7 @@ import time
 
 import pytest
 import yaml
-from tests.conftest import MAIN, SECOND, footprint, inv, on, root_of
+from tests.conftest import MAIN, SECOND, UNTIL_8080_LISTENS, footprint, inv, on, root_of
 
 from bigiron.paths import PROJECT
 
@@ -145,7 +145,8 @@ def test_a_service_that_systemd_gave_up_on_is_started_again(main_host):
         MAIN,
         f"mkdir -p /etc/systemd/system/{UNIT}.d; printf '[Service]\nExecStartPre=/bin/false\nRestartSec=0\n' > /etc/systemd/system/{UNIT}.d/broken.conf",
     )
-    on(MAIN, f"systemctl daemon-reload; systemctl restart {UNIT}; sleep 3", check=False)
+    on(MAIN, f"systemctl daemon-reload; systemctl restart {UNIT}", check=False)
+    on(MAIN, f"for _ in $(seq 600); do systemctl is-failed -q {UNIT} && exit; sleep 0.1; done; exit 1")
     assert on(MAIN, f"systemctl show -P Result {UNIT}").strip() == "start-limit-hit" or "failed" in on(
         MAIN, f"systemctl is-failed {UNIT}", check=False
     )
@@ -224,7 +225,8 @@ def test_a_plan_without_a_host_reads_headers_from_the_hub(main_host):
 
 
 def test_a_taken_port_is_refused_by_name(lab_up):
-    on(SECOND, "systemd-run --unit=squatter python3 -m http.server 8080 --bind 127.0.0.1; sleep 1")
+    on(SECOND, "systemd-run --unit=squatter python3 -m http.server 8080 --bind 127.0.0.1")
+    on(SECOND, UNTIL_8080_LISTENS)
     before = footprint(SECOND)
     try:
         done = inv("provision", "--host", SECOND)

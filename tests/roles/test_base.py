@@ -54,13 +54,15 @@ def test_unknown_package_fails_by_name_and_leaves_no_record(clean_host):
     assert clean_host.sh("ls /var/lib/bigiron 2>/dev/null", check=False) == ""
 
 
-LOCK = "import fcntl, sys, time; f = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(f, 2); time.sleep(int(sys.argv[1]))"
+LOCK = "import fcntl, sys, time; f = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(f, 2); print(flush=True); time.sleep(int(sys.argv[1]))"
+# comes back once the lock is held
+HOLD = f'mkfifo /run/held; nohup python3 -c "{LOCK}" %d >/run/held 2>/dev/null & echo $! >/run/holder; read _ </run/held; rm /run/held'
 
 
 def test_busy_package_manager_is_waited_for_and_a_stuck_one_is_named(clean_host):
-    clean_host.sh(f'nohup python3 -c "{LOCK}" 8 >/dev/null 2>&1 & sleep 1')
+    clean_host.sh(HOLD % 8)
     assert clean_host.run("base", base_packages=["tree"]).code == 0
-    clean_host.sh(f'nohup python3 -c "{LOCK}" 60 >/dev/null 2>&1 & echo $! >/run/holder; sleep 1')
+    clean_host.sh(HOLD % 3600)
     failed = clean_host.run("base", base_packages=["ninja-build"], base_apt_lock_timeout_s=2)
     clean_host.sh("kill $(cat /run/holder); rm /run/holder")
     assert failed.code != 0

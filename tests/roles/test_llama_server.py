@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.conftest import UNTIL_8080_LISTENS
 
 pytestmark = pytest.mark.lab
 
@@ -122,7 +123,8 @@ def test_server_that_dies_is_told_with_its_last_words(server_host):
 
 
 def test_taken_port_is_told(server_host):
-    server_host.sh("nohup python3 -m http.server 8080 --bind 127.0.0.1 >/dev/null 2>&1 & echo $! >/run/holder; sleep 1")
+    server_host.sh("nohup python3 -m http.server 8080 --bind 127.0.0.1 >/dev/null 2>&1 & echo $! >/run/holder")
+    server_host.sh(UNTIL_8080_LISTENS)
     failed = server_host.run("llama_server", **wanted())
     server_host.sh("kill $(cat /run/holder); rm /run/holder")
     assert failed.code != 0

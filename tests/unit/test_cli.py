@@ -9,21 +9,9 @@ import pytest
 from bigiron.cli import guarded, load_tasks, main
 from bigiron.errors import Refused, Unreachable, UsageError
 from bigiron.paths import PROJECT
+from fixtures.command import bigiron
 
 COMMANDS = sorted(load_tasks().task_names)
-
-
-def bigiron(*words, **options):
-    options.setdefault("stdin", subprocess.DEVNULL)
-    return subprocess.run(
-        [sys.executable, "-m", "bigiron", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=PROJECT,
-        timeout=60,
-        **options,
-    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from bigiron.lab import state
 
 @pytest.fixture
 def sleeper() -> subprocess.Popen[bytes]:
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "3600"])
     yield child
     child.kill()
     child.wait()
@@ -36,7 +35,7 @@ def test_a_process_is_itself_until_it_ends(sleeper: subprocess.Popen[bytes]) -> 
     assert one is not None
     assert one.alive()
     assert one.send(signal.SIGTERM)
-    assert one.wait_gone(5)
+    assert one.wait_gone(60)
     assert not one.send(signal.SIGTERM)
 
 
@@ -52,7 +51,7 @@ def test_a_recycled_pid_is_not_signalled(sleeper: subprocess.Popen[bytes]) -> No
 def test_a_zombie_does_not_count_as_alive() -> None:
     child = subprocess.Popen(["true"])
     one = state.process(child.pid)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while one is not None and one.alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert state.start_time(child.pid) is None
@@ -75,7 +74,7 @@ def test_processes_are_found_by_whole_arguments() -> None:
     word = f"61.{os.getpid()}5"
     child = subprocess.Popen(["sleep", word])
     try:
-        deadline = time.monotonic() + 10  # between fork and exec it still has the arguments of its parent
+        deadline = time.monotonic() + 60  # between fork and exec it still has the arguments of its parent
         while not (found := state.find_processes(word)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert [one.pid for one in found] == [child.pid]
@@ -134,7 +133,7 @@ def test_a_lock_is_exclusive_said_once_and_freed_by_death(tmp_path: Path) -> Non
         [
             sys.executable,
             "-c",
-            f"import fcntl,time; f=open({str(path)!r},'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(60)",
+            f"import fcntl,time; f=open({str(path)!r},'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(3600)",
         ],
         stdout=subprocess.PIPE,
     )
@@ -144,8 +143,12 @@ def test_a_lock_is_exclusive_said_once_and_freed_by_death(tmp_path: Path) -> Non
     with pytest.raises(BigironError, match="still locked"), state.locked(path, "busy", say=said.append, timeout_s=0.3):
         pass
     assert said == ["busy"]
-    threading.Timer(0.2, holder.kill).start()
-    with state.locked(path, "busy", say=said.append, timeout_s=10):
+
+    def release(line: str) -> None:
+        said.append(line)
+        holder.kill()
+
+    with state.locked(path, "busy", say=release, timeout_s=60):
         assert said == ["busy", "busy"]
     holder.wait()
     holder.stdout.close()

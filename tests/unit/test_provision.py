@@ -178,7 +178,6 @@ def test_exit_codes():
 def test_ansible_is_told_to_stop_until_it_does(monkeypatch):
     import subprocess
     import sys
-    import time
 
     # like Ansible when its KeyboardInterrupt is swallowed: the first interrupt is lost
     program = (
@@ -186,10 +185,8 @@ def test_ansible_is_told_to_stop_until_it_does(monkeypatch):
         "def handler(*_):\n    seen.append(1)\n    if len(seen) > 1: sys.exit(9)\n"
         "signal.signal(signal.SIGINT, handler)\nprint('ready', flush=True)\ntime.sleep(60)\n"
     )
-    started = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         with pytest.raises(KeyboardInterrupt), play._stop_on_interrupt(process):
             raise KeyboardInterrupt
         assert process.returncode == 9
-    assert time.monotonic() - started < 10

@@ -83,10 +83,8 @@ def _facts(model: str, quant: str) -> tuple[Mapping[str, ModelFacts], tuple[str,
     repo, commit, endpoint, notes = _repository(model)
     token = os.environ.get("HF_TOKEN")
     listing = tree.list_files(endpoint, repo, commit, token)
-    if quant != AUTO:
-        chosen = tree.select(listing, quant)
-        return {chosen.name: headers.facts(listing, chosen, token)}, (*notes, *listing.notes)
-    return headers.of_quants(listing, tree.provable(listing), token), (*notes, *listing.notes)
+    candidates = headers.candidates(listing, None if quant == AUTO else quant, token)
+    return candidates.facts, (*notes, *listing.notes, *candidates.left_out)
 
 
 def _repository(model: str) -> tuple[str, str, str, tuple[str, ...]]:

@@ -16,9 +16,7 @@ from bigiron import parts
 from bigiron.errors import BigironError, Refused
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
-from bigiron.gguf.facts import ModelFacts
 from bigiron.hub import headers, tree
-from bigiron.hub.quants import QuantFiles
 from bigiron.machine.description import Machine
 from bigiron.parts import model as model_part
 from bigiron.parts import planner
@@ -129,21 +127,21 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
     seen = look(targets)
     errors = {name: result for name, result in seen.items() if isinstance(result, BigironError)}
     looks = {name: result for name, result in seen.items() if isinstance(result, Look)}
-    facts, listed = [], {}
+    facts: list[Facts] = []
+    listed: dict[Repository, headers.Candidates] = {}
     for name, one in looks.items():
         asked = model_part.repository(one.wish)
         try:
             planner.suited(name, one.machine)
             if asked not in listed:  # a lab serves few models on many hosts
                 listed[asked] = candidates(one.target, asked)
-            quants, models = listed[asked]
         except BigironError as error:
             errors[name] = error
             continue
         bandwidth = measured_bandwidth(one)
         folder = str(cache_dir("releases"))
         facts.append(
-            Facts(name, one.wish, one.machine, one.observed, quants, models, bandwidth=bandwidth, release_folder=folder)
+            Facts(name, one.wish, one.machine, one.observed, *listed[asked], bandwidth=bandwidth, release_folder=folder)
         )
     surveys = {}
     for name, plan in planner.plan_hosts(facts, cached_releases()).items():
@@ -165,17 +163,12 @@ def _hmacs(one: Look, resources: Iterable[Resource]) -> dict[str, str]:
     return found
 
 
-def candidates(target: Target, asked: Repository) -> tuple[dict[str, QuantFiles], dict[str, ModelFacts]]:
+def candidates(target: Target, asked: Repository) -> headers.Candidates:
     """The quants that may be served (one, when it was named) and what their headers say, both cached: a commit never changes."""
     # a secret is only opened when the hub is really asked
     token = (lambda: target.secret(model_part.TOKEN)) if model_part.TOKEN in target.vars else None
     listing = tree.list_files(asked.endpoint, asked.repo, asked.revision, token)
-    if asked.quant is not None:
-        chosen = tree.select(listing, asked.quant)
-        return {chosen.name: chosen}, {chosen.name: headers.facts(listing, chosen, token)}
-    found = tree.provable(listing)
-    facts = headers.of_quants(listing, found, token)
-    return {name: found[name] for name in facts}, facts
+    return headers.candidates(listing, asked.quant, token)
 
 
 def measured_bandwidth(one: Look) -> float | None:

@@ -9,14 +9,15 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from bigiron.errors import BigironError, Refused
+from bigiron.errors import Refused
 from bigiron.gguf.cache import CacheLayer, CacheShape
+from bigiron.gguf.errors import GgufError, SourceError
 from bigiron.gguf.facts import ModelFacts, TensorFact, model_facts
 from bigiron.hub.quants import QuantFiles
-from bigiron.hub.tree import RepoTree, Token, opened
+from bigiron.hub.tree import RepoTree, Token, opened, quants, select, unusable
 from bigiron.paths import cache_dir, write_atomic
 
 FORMAT = 1
@@ -53,24 +54,47 @@ def _read(tree: RepoTree, files: QuantFiles, secret: str | None) -> ModelFacts:
     if (kind := classify(found[0])) != "model":
         raise Refused(
             f"{files.files[0].path} is no model but {kind}",
-            where=f"{tree.repo}@{tree.revision[:12]}",
+            where=tree.where,
             hint="choose another quant",
         )
     return model_facts(found)
 
 
-def of_quants(tree: RepoTree, quants: dict[str, QuantFiles], token: Token = None) -> dict[str, ModelFacts]:
-    """The facts of several quants by name. One whose header cannot be used is left out; when none can, its error is raised."""
+class Candidates(NamedTuple):
+    """The quants a plan may choose from, what their headers say, and a sentence for each that the repository has beside them."""
+
+    quants: dict[str, QuantFiles]
+    facts: dict[str, ModelFacts]
+    left_out: tuple[str, ...] = ()
+
+
+def candidates(tree: RepoTree, quant: str | None, token: Token = None) -> Candidates:
+    """Just ``quant``, or (None) every quant of ``tree`` that can be used.
+
+    Raises Refused when none can, and what `facts` and `bigiron.hub.tree.select` raise: of all quants only for a hub that does not answer,
+    since that says nothing about a file.
+    """
+    if quant is not None:
+        chosen = select(tree, quant)
+        return Candidates({chosen.name: chosen}, {chosen.name: facts(tree, chosen, token)})
+    usable: dict[str, QuantFiles] = {}
     found: dict[str, ModelFacts] = {}
-    last: BigironError | None = None
-    for name, files in quants.items():
+    left_out: list[str] = []
+    for name, files in quants(tree).items():
         try:
+            if why := unusable(files):
+                raise Refused(why)
             found[name] = facts(tree, files, token)
-        except BigironError as error:
-            last = error
-    if not found and last is not None:
-        raise last
-    return found
+            usable[name] = files
+        except SourceError:
+            raise
+        except (GgufError, Refused) as error:
+            left_out.append(f"quant {name} is left out: {error}")
+    if not usable:
+        raise Refused(
+            f"no quant can be used: {'; '.join(left_out)}", where=tree.where, hint="choose another repository or revision"
+        )
+    return Candidates(usable, found, tuple(left_out))
 
 
 def _revive(document: dict[str, Any]) -> ModelFacts:

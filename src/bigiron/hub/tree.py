@@ -42,6 +42,11 @@ class RepoTree:
     files: tuple[RepoFile, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def where(self) -> str:
+        """The repository as messages name it."""
+        return f"{self.repo}@{self.revision[:12]}"
+
 
 class _HubDownError(Exception):
     """The hub did not answer. Not one of the exceptions huggingface_hub retries for 23 seconds."""
@@ -84,8 +89,23 @@ def opened(token: Token) -> str | None:
 
 
 def quants(tree: RepoTree) -> dict[str, QuantFiles]:
-    """The GGUF models in ``tree`` by quant name (``"UD-Q2_K_XL"``), best known spelling; see :mod:`bigiron.hub.quants`."""
-    return group(tree.files)
+    """The GGUF models in ``tree`` by quant name (``"UD-Q2_K_XL"``), best known spelling; see :mod:`bigiron.hub.quants`.
+
+    Raises Refused when there is none.
+    """
+    found = group(tree.files)
+    if not found:
+        raise Refused("the repository holds no GGUF model", where=tree.where,
+                      hint="name a GGUF conversion (often a second repository, …-GGUF)")  # fmt: skip
+    return found
+
+
+def unusable(files: QuantFiles) -> str:
+    """Why ``files`` cannot be served, as far as the list of files tells; empty when nothing speaks against it."""
+    if files.missing:
+        return f"{len(files.missing)} of {len(files.missing) + len(files.files)} shards are missing on the hub ({files.missing[0]})"
+    bare = next((file.path for file in files.files if not file.sha256), "")
+    return f"the hub gives no SHA-256 for {bare}, so a copy could not be checked" if bare else ""
 
 
 def select(tree: RepoTree, quant: str) -> QuantFiles:
@@ -94,41 +114,20 @@ def select(tree: RepoTree, quant: str) -> QuantFiles:
     Raises Refused when the repository has no GGUF, a shard is missing or a file has no SHA-256 to check against; UsageError,
     listing what exists, when the quant does not.
     """
-    where = f"{tree.repo}@{tree.revision[:12]}"
     found = quants(tree)
-    if not found:
-        raise Refused(
-            "the repository holds no GGUF model", where=where, hint="name a GGUF conversion (often a second repository, …-GGUF)"
-        )
     wanted = quant.lower()
     matches = [files for name, files in found.items() if name.lower() == wanted]
     if not matches:
         alike = [name for name, files in found.items() if files.quant.lower() == wanted]
         listing = ", ".join(f"{name} ({files.total_bytes / 1e9:.1f} GB)" for name, files in found.items())
         what = f"{quant!r} names {len(alike)} models" if alike else f"there is no quant {quant!r}"
-        raise UsageError(what, where=where, hint=f"choose one of: {', '.join(alike) if alike else listing}")
+        raise UsageError(what, where=tree.where, hint=f"choose one of: {', '.join(alike) if alike else listing}")
     chosen = matches[0]
-    if chosen.missing:
+    if why := unusable(chosen):
         raise Refused(
-            f"quant {chosen.name} is incomplete on the hub: {len(chosen.missing)} of {len(chosen.missing) + len(chosen.files)}"
-            f" shards are missing ({chosen.missing[0]})",
-            where=where,
-            hint="choose another quant, or another revision",
+            f"quant {chosen.name} cannot be used: {why}", where=tree.where, hint="choose another quant, or another revision"
         )
-    if bare := [file.path for file in chosen.files if not file.sha256]:
-        raise Refused(f"the hub gives no SHA-256 for {bare[0]}, so a copy could not be checked", where=where)
     return chosen
-
-
-def provable(tree: RepoTree) -> dict[str, QuantFiles]:
-    """The quants that are complete and whose files can be checked. Raises Refused when there is none."""
-    found = {
-        name: files for name, files in quants(tree).items() if not files.missing and all(file.sha256 for file in files.files)
-    }
-    if not found:
-        raise Refused("the repository holds no complete GGUF model", where=f"{tree.repo}@{tree.revision[:12]}",
-                      hint="name a GGUF conversion (often a second repository, …-GGUF)")  # fmt: skip
-    return found
 
 
 def _check_names(base: str, repo: str, revision: str) -> None:

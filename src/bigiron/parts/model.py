@@ -79,7 +79,7 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
     except Refused as refusal:
         refusals.append(Refused(refusal.what, hint=refusal.hint))
     space = Space(wish["model_root"], "model", _missing_bytes(facts), "model_root")
-    return Planned(variables, resources, [reason], refusals, facts.left_out, [space])
+    return Planned(variables, resources, [reason], refusals, space=[space])
 
 
 def _missing_bytes(facts: Facts) -> int:

@@ -99,7 +99,8 @@ def _serve(fact: Facts, help_text: str) -> ModelPlan:
     # a backend that leaves GPUs alone need not know them
     seen = replace(fact.machine, gpus=()) if wish.backend == "cpu" else fact.machine
     build = capabilities.parse(help_text) if help_text else None
-    return choose(from_machine(seen, bandwidth=fact.bandwidth), fact.models, wish, build=build)
+    found = choose(from_machine(seen, bandwidth=fact.bandwidth), fact.models, wish, build=build)
+    return replace(found, warnings=(*fact.left_out, *found.warnings))
 
 
 def _plan(fact: Facts) -> HostPlan:

@@ -67,6 +67,7 @@ class _Dealer:
             gpu.memory_bytes - gpu_reserve(gpu)[0] if limit >= least else 0
             for gpu, limit in zip(gpus, self.limits, strict=True)
         ]
+        self._asked: dict[tuple[range, int, bool], int] = {}
         self._sizes: dict[tuple[Role, Borrowed], int] = {}
         self._borrowed: dict[int, Borrowed] = {}
 
@@ -134,6 +135,12 @@ class _Dealer:
 
     def buffers(self, units: range, count: int, *, first: bool) -> int:
         """Bytes of the compute buffer before the experts are dealt, at most; ``first``: of the GPU that works on copies."""
+        asked = (units, count, first)
+        if asked not in self._asked:  # the ways to deal differ in few places
+            self._asked[asked] = self._most(units, count, first)
+        return self._asked[asked]
+
+    def _most(self, units: range, count: int, first: bool) -> int:
         if count not in self._borrowed:
             self._borrowed[count] = self.borrowed(count, ())
         key = (self.role(units, count), self._borrowed[count] if first else NOTHING)

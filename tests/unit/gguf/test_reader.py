@@ -5,7 +5,6 @@ import resource
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from bigiron.gguf import types as t
 from bigiron.gguf.encode import encode_string, encode_tensor, encode_value
 from bigiron.gguf.errors import GgufError, Malformed, NotGguf, SourceError, TooLarge, Truncated, UnknownType, UnsupportedVersion
-from bigiron.gguf.reader import Header, read_file, read_header
-from bigiron.gguf.source import BytesSource
+from bigiron.gguf.reader import MAX_STRINGS, Header, read_file, read_header
+from bigiron.gguf.source import CHUNK_BYTES, BytesSource
 from fixtures.gguf import GgufFile
 
 SRC = Path(__file__).resolve().parents[3] / "src"
@@ -178,14 +177,26 @@ def test_a_missing_file_and_a_broken_link_are_typed(tmp_path: Path) -> None:
         read_file(tmp_path)
 
 
-def test_long_legal_metadata_is_fast_and_skipped(tmp_path: Path) -> None:
+class Counted(BytesSource):
+    """Bytes that note how many are asked for at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data, "m.gguf")
+        self.asked: list[int] = []
+
+    def read(self, offset: int, count: int) -> bytes:
+        self.asked.append(count)
+        return super().read(offset, count)
+
+
+def test_long_legal_metadata_is_read_once_in_large_pieces_and_skipped() -> None:
     file = GgufFile().add("tokenizer.ggml.tokens", [f"token{index}" for index in range(200_000)])
     file.add("tokenizer.ggml.merges", [f"a{index} b" for index in range(300_000)])
     file.add("tokenizer.chat_template", "{{ x }}\0\n" * 8192).add("general.architecture", "llama").tensor("x", (32,))
-    path = file.write(tmp_path / "m.gguf")
-    start = time.perf_counter()
-    header = read_file(path)
-    assert time.perf_counter() - start < 3
+    source = Counted(file.bytes())
+    header = read_header(source)
+    assert sum(source.asked) <= source.size
+    assert len(source.asked) <= source.size // CHUNK_BYTES + 2
     assert header.keys["tokenizer.ggml.merges"].items == 300_000
     assert header.keys["tokenizer.chat_template"].size == 9 * 8192
     assert header.get("tokenizer.chat_template") is None
@@ -209,38 +220,38 @@ def bombs() -> dict[str, tuple[bytes, int]]:
 
 
 PROBE = """
-import sys, time
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))  # the worst takes half a second
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from bigiron.gguf.reader import read_file
 from bigiron.gguf.errors import GgufError
-start = time.perf_counter()
+before = int(Path("/proc/self/io").read_text().split()[1])
 try:
     read_file(Path(sys.argv[2])); print("read", end=" ")
 except GgufError as error:
     print(type(error).__name__, end=" ")
-print(time.perf_counter() - start, Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+print(int(Path("/proc/self/io").read_text().split()[1]) - before, Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
 
 
-def probe(path: Path) -> tuple[str, float, int]:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", PROBE, str(SRC), str(path)], capture_output=True, text=True, check=True, timeout=60
-    )
-    kind, seconds, peak_kib = done.stdout.split()
-    return kind, float(seconds), int(peak_kib)
+def probe(path: Path) -> tuple[str, int, int]:
+    """What became of reading ``path`` in a process of its own, the bytes it read, and its peak of memory in KiB."""
+    argv = [sys.executable, "-I", "-S", "-c", PROBE, str(SRC), str(path)]
+    kind, read, peak_kib = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    return kind, int(read), int(peak_kib)
 
 
 @pytest.mark.parametrize("name", bombs())
-def test_bombs_end_within_a_second_and_64_mb(tmp_path: Path, name: str) -> None:
+def test_bombs_cost_little_reading_and_memory(tmp_path: Path, name: str) -> None:
     start, size = bombs()[name]
     path = tmp_path / "bomb.gguf"
     with path.open("wb") as out:
         out.write(start)
         out.truncate(size)
-    kind, seconds, peak_kib = probe(path)
+    kind, read, peak_kib = probe(path)
     assert kind in {"Truncated", "TooLarge", "Malformed"}
-    assert seconds < 1.0
+    assert read < (8 * MAX_STRINGS if "2^22" in name else 0) + 2 * CHUNK_BYTES
     assert peak_kib < 64 << 10
 
 
@@ -294,7 +305,7 @@ BASE = sample().bytes()
     edits=st.lists(st.tuples(st.integers(0, len(BASE) - 1), st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.integers(0, len(BASE)),
 )
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_damage_never_crashes(edits: list[tuple[int, int]], cut: int) -> None:
     data = bytearray(BASE)
     for place, byte in edits:
@@ -307,7 +318,7 @@ def test_damage_never_crashes(edits: list[tuple[int, int]], cut: int) -> None:
 @given(
     tail=st.binary(max_size=300), keys=st.integers(0, 2**64 - 1), tensors=st.integers(0, 2**64 - 1), version=st.integers(0, 9)
 )
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_noise_never_crashes(tail: bytes, keys: int, tensors: int, version: int) -> None:
     for data in (tail, raw(tail, keys=keys, tensors=tensors, version=version), raw(tail, keys=2, tensors=1)):
         error = verdict(data)
