@@ -173,7 +173,7 @@ def _at_once(work: Callable[[str], Result], names: list[str]) -> list[Result]:
 
 
 def _locked(say: Say) -> contextlib.AbstractContextManager[None]:
-    return state.locked(state.LAB / "lock", "waiting for another run that is changing this lab", say=say)
+    return paths.locked(state.LAB / "lock", "waiting for another run that is changing this lab", say=say)
 
 
 def _anything_there() -> bool:
