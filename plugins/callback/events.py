@@ -16,12 +16,20 @@ options:
     description: File that gets a readable log, diffs included.
     env: [{name: ANSIBLE_BIGIRON_LOG}]
     ini: [{section: callback_events, key: log}]
+  lifeline:
+    type: int
+    description:
+      - Read end of a pipe whose other end the program that started Ansible holds.
+      - When that program ends, however it does, the play ends with it.
+    env: [{name: ANSIBLE_BIGIRON_LIFELINE}]
 author: bigiron
 """
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 
 from ansible.plugins.callback import CallbackBase
@@ -45,6 +53,11 @@ class CallbackModule(CallbackBase):
         if path:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             self._log = os.fdopen(handle, "a", encoding="utf-8", errors="replace")
+        lifeline = self.get_option("lifeline")
+        if lifeline is not None:
+            end_with(lifeline)
+            # each worker leads a session of its own, and a thread does not survive a fork
+            os.register_at_fork(after_in_child=lambda: end_with(lifeline))
 
     def _emit(self, event, host="", task=None, msg=""):
         role = ""
@@ -126,6 +139,16 @@ class CallbackModule(CallbackBase):
         for host in sorted(stats.processed):
             summary = stats.summarize(host)
             self._emit("stats", host, msg=" ".join(f"{name}={summary[name]}" for name in sorted(summary) if summary[name]))
+
+
+def end_with(lifeline):
+    """Kill this process and its group (ssh among it) once nobody holds the other end of the pipe ``lifeline``."""
+
+    def watch():
+        os.read(lifeline, 1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
 def words(result):

@@ -53,6 +53,7 @@ packed_sha256: {type: str, returned: when packed, description: "Its SHA-256."}
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
 from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import build
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost.system import end_with_connection
 
 
 def main():
@@ -79,6 +80,7 @@ def main():
         },
         supports_check_mode=True,
     )
+    end_with_connection()
     try:
         answer = build.main({**module.params, "check": module.check_mode})
     except BigironError as error:

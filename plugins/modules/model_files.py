@@ -56,6 +56,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.bigiron.host.plugins.module_utils.bigiron.errors import BigironError
 from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost import store
+from ansible_collections.bigiron.host.plugins.module_utils.bigiron.onhost.system import end_with_connection
 
 
 def main():
@@ -83,6 +84,7 @@ def main():
         supports_check_mode=True,
     )
     wanted = module.params
+    end_with_connection()
     try:
         if wanted["state"] == "absent":
             removed = store.remove_recorded(Path(wanted["root"]), check=module.check_mode)

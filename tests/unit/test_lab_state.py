@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bigiron import paths
 from bigiron.errors import BigironError, UsageError
 from bigiron.lab import state
 
@@ -133,22 +134,26 @@ def test_a_lock_is_exclusive_said_once_and_freed_by_death(tmp_path: Path) -> Non
         [
             sys.executable,
             "-c",
-            f"import fcntl,time; f=open({str(path)!r},'w'); fcntl.flock(f, 2); print(1, flush=True); time.sleep(3600)",
+            f"import fcntl,time; f=open({str(path)!r},'w'); fcntl.flock(f, 2); f.write('pid 7'); f.flush(); print(1, flush=True); time.sleep(3600)",
         ],
         stdout=subprocess.PIPE,
     )
     assert holder.stdout is not None
     holder.stdout.readline()
     said: list[str] = []
-    with pytest.raises(BigironError, match="still locked"), state.locked(path, "busy", say=said.append, timeout_s=0.3):
+    with (
+        pytest.raises(BigironError, match="still locked"),
+        paths.locked(path, "busy: {holder}", say=said.append, timeout_s=0.3),
+    ):
         pass
-    assert said == ["busy"]
+    assert said == ["busy: pid 7"]
 
     def release(line: str) -> None:
         said.append(line)
         holder.kill()
 
-    with state.locked(path, "busy", say=release, timeout_s=60):
-        assert said == ["busy", "busy"]
+    with paths.locked(path, "busy", say=release, note="me", timeout_s=60):
+        assert said == ["busy: pid 7", "busy"]
+        assert path.read_text() == "me"
     holder.wait()
     holder.stdout.close()

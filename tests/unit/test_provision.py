@@ -1,5 +1,8 @@
 """The waves of a provision, with the hosts and Ansible replaced: who is applied when, and what becomes of the others."""
 
+import fcntl
+import functools
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -40,6 +43,7 @@ class World:
         self.locks = []
         monkeypatch.setattr(survey, "survey", self.survey)
         monkeypatch.setattr(survey, "release_archive", lambda mark: tmp_path / mark)
+        monkeypatch.setattr(play, "state_dir", lambda *_parts: tmp_path)
         monkeypatch.setattr(play, "new_run", lambda: tmp_path)
         monkeypatch.setattr(play, "run", self.run)
         monkeypatch.setattr(
@@ -168,6 +172,23 @@ def test_a_bad_verdict_is_a_failure_and_writes_no_lock(monkeypatch, tmp_path):
     assert outcome.status == "failed"
     assert "key" in outcome.error.what
     assert world.locks == []
+
+
+def test_a_host_that_another_run_has_is_waited_for_and_the_run_is_named(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY), surveyed("b", "here", *EVERY))
+    monkeypatch.setattr(play, "ANOTHER_RUN_S", 0.2)
+    said = []
+    with (tmp_path / "b.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write("pid 7 of alice, since noon: ./inv provision")
+        other.flush()
+        for work in (provision.provision, functools.partial(provision.teardown, models=True)):
+            with pytest.raises(BigironError, match="pid 7 of alice, since noon"):
+                work([Target("a"), Target("b")], "inventory/lab", said.append, quiet=True)
+    assert said == ["b: another run has this host (pid 7 of alice, since noon: ./inv provision)"] * 2
+    assert world.plays == []
+    assert world.go("a", "b")["b"].status == "changed"
+    assert f"pid {os.getpid()} of" in (tmp_path / "b.lock").read_text()
 
 
 def test_exit_codes():

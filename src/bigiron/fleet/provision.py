@@ -63,6 +63,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     return EXIT_FAILED if any(outcome.status == "failed" for outcome in outcomes) else EXIT_OK
 
 
+@play.one_per_host
 def provision(targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = False) -> list[Outcome]:
     """Bring ``targets`` to their plan. One outcome per target, in their order.
 
@@ -268,6 +269,7 @@ def ask(targets: Sequence[Target], prompt: str, tokens: int) -> dict[str, Any]:
     return complete(target, wishes.read(target.name, target.vars), prompt, tokens)
 
 
+@play.one_per_host
 def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: bool, quiet: bool = False) -> list[Outcome]:
     """Remove from ``targets`` what provision made; with ``models`` the model files too. Needs no plan: it removes what is there."""
     outcomes = [_failure(target.name, target.down) for target in targets if target.down]

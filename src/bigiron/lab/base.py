@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bigiron import paths
 from bigiron.errors import BigironError
-from bigiron.lab import apt, state, tools
+from bigiron.lab import apt, tools
 
 PACKAGES = (
     "apt",
@@ -114,7 +114,7 @@ def ensure(say: Callable[[str], None]) -> Path:
     with contextlib.suppress(FileNotFoundError):
         os.utime(wanted.path)
         return wanted.path
-    with state.locked(cache / "base.lock", "waiting for another lab that is building the base root", say=say):
+    with paths.locked(cache / "base.lock", "waiting for another lab that is building the base root", say=say):
         if wanted.path.is_dir():
             return wanted.path
         for stale in cache.glob("tmp-base-*"):

@@ -198,7 +198,7 @@ def _check_count(count: int, least: int) -> None:
 
 
 def _locked(say: Say) -> contextlib.AbstractContextManager[None]:
-    return state.locked(state.LAB / "lock", "waiting for another run that is changing this lab", say=say)
+    return paths.locked(state.LAB / "lock", "waiting for another run that is changing this lab", say=say)
 
 
 def _anything_there() -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bigiron import paths
 from bigiron.errors import BigironError
-from bigiron.lab import hubfiles, state
+from bigiron.lab import hubfiles
 
 Say = Callable[[str], None]
 
@@ -87,7 +87,7 @@ def ensure(say: Say) -> Path:
     Raises BigironError when a download fails or is not the pinned file.
     """
     folder = root()
-    with state.locked(paths.cache_dir("lab") / "mirror.lock", "waiting for another lab that is filling the mirror", say=say):
+    with paths.locked(paths.cache_dir("lab") / "mirror.lock", "waiting for another lab that is filling the mirror", say=say):
         for stale in folder.glob("tmp-*"):
             shutil.rmtree(stale)
         _source(folder, say)

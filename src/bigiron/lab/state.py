@@ -6,20 +6,19 @@ Everything here is cheap: the fast path of ``provision`` reads one JSON file and
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bigiron import paths
-from bigiron.errors import BigironError, UsageError
+from bigiron.errors import UsageError
 
 KEY = hashlib.sha256(str(paths.PROJECT).encode()).hexdigest()[:6]
 """Six hex digits of the project path: part of every name the kernel sees, so that two folders do not collide."""
@@ -191,30 +190,3 @@ def save(state: State) -> None:
 
 def _process_from(data: dict[str, int] | None) -> Process | None:
     return None if data is None else Process(data["pid"], data["start"])
-
-
-@contextlib.contextmanager
-def locked(path: Path, busy: str = "", *, say: Any = None, timeout_s: float = 1800) -> Iterator[None]:
-    """Hold an exclusive lock on ``path`` (a file, made if missing; the kernel drops it when the process dies).
-
-    ``busy`` is said once when another process holds it. Raises BigironError after ``timeout_s``.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        deadline = time.monotonic() + timeout_s
-        told = False
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told and say is not None:
-                    say(busy)
-                told = True
-                if time.monotonic() > deadline:
-                    raise BigironError(f"still locked after {timeout_s:.0f} s", where=str(path)) from None
-                time.sleep(0.1)
-        yield
-    finally:
-        os.close(handle)

@@ -30,6 +30,8 @@ BLOCK = 1024 * 1024
 RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 # progress that earns a new waiting budget: a flaky line must not end a download that lasts days
 REFILL_BYTES = 64 * BLOCK
+# a second each: a run that was killed lets go of its part only when its connection is gone
+PART_ATTEMPTS = 20
 
 Report = Callable[[int], None]
 
@@ -111,7 +113,7 @@ def fetch(item: Item, *, patience: Optional[Patience] = None, report: Optional[R
     """
     patience = patience or Patience()
     part = item.destination.with_name(item.destination.name + ".part")
-    handle = _open_part(part, item)
+    handle = _open_part(part, item, patience.sleep)
     try:
         transfer = _Transfer(item, handle, report or (lambda _done: None), timeout_s)
         transfer.hash_kept()
@@ -132,21 +134,24 @@ def fetch(item: Item, *, patience: Optional[Patience] = None, report: Optional[R
         os.close(handle)
 
 
-def _open_part(part: Path, item: Item) -> int:
-    try:
-        handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise BigironError(
-            f"cannot write here: {error.strerror}", where=str(part), hint=f"the folder belongs to {owner_of(part.parent)}"
-        ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+def _open_part(part: Path, item: Item, sleep: Callable[[float], None]) -> int:
+    for _attempt in range(PART_ATTEMPTS):
+        try:
+            handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            raise BigironError(
+                f"cannot write here: {error.strerror}", where=str(part), hint=f"the folder belongs to {owner_of(part.parent)}"
+            ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if part.exists() and os.path.samestat(os.fstat(handle), part.stat()):  # nobody gave it its name meanwhile
+                return handle
+        except OSError:
+            sleep(1.0)
         os.close(handle)
-        raise BigironError(
-            "another run is fetching this file", where=str(item.destination), hint="wait for it, or stop it and run again"
-        ) from error
-    return handle
+    raise BigironError(
+        "another run is fetching this file", where=str(item.destination), hint="wait for it, or stop it and run again"
+    )
 
 
 def _run(transfer: _Transfer, patience: Patience) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import select
+import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
@@ -50,6 +53,22 @@ def start(argv: Sequence[str], timeout_s: float = 15.0) -> Callable[[], Output]:
         return Output(process.returncode, out.decode(errors="replace"), err.decode(errors="replace").strip())
 
     return wait
+
+
+def end_with_connection() -> None:
+    """From now on, end this process and its group (compilers among it) when nobody can read its output any more.
+
+    sshd closes the pipe behind a command whose connection is gone; without this a long step would go on for nobody, and be in the
+    way of the next run.
+    """
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(1, 0)  # no event but an error or a hang-up
+        poller.poll()
+        os.killpg(os.getpgrp(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="connection", daemon=True).start()
 
 
 class Tree:
