@@ -71,7 +71,7 @@ def test_a_fetch_on_the_host_ends_with_the_controller(killed, role_host):
             "root": "/srv/models", "repo": "org/name", "revision": "0" * 40, "endpoint": "http://{}:{}".format(*silent.getsockname()),
             "files": [{"path": "x.gguf", "size": 5, "sha256": "0" * 64}],
         }  # fmt: skip
-        killed({"model_files": wanted}, silent.accept)
+        killed({"bigiron.host.model_files": wanted}, silent.accept)
         part = f"/srv/models/org/name/{'0' * 40}/x.gguf.part"
         assert soon(lambda: role_host.sh(f"flock -n {part} echo free", check=False) == "free\n")
     role_host.sh("rm -rf /srv/models")
