@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 from tests.fixtures.model_shapes import small
-from tests.unit.test_intent import GOOD
 from tests.unit.test_plan_build import HASWELL, ZEN4
+from tests.unit.test_wishes import GOOD
 
 from bigiron.errors import Refused, UsageError
 from bigiron.hub.quants import QuantFiles, RepoFile

@@ -265,14 +265,14 @@ def ask(targets: Sequence[Target], prompt: str, tokens: int) -> dict[str, Any]:
     if not prompt.strip() or tokens < 1:
         raise UsageError("a prompt and at least one token are needed", hint='./inv ask "The capital of France is" --host lab01')
     target = targets[0]
-    return complete(target, intents.read(target.name, target.vars), prompt, tokens)
+    return complete(target, intents.read(target.name, target.vars, target.vars.pending()), prompt, tokens)
 
 
 def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: bool, quiet: bool = False) -> list[Outcome]:
     """Remove from ``targets`` what provision made; with ``models`` the model files too. Needs no plan: it removes what is there."""
     variables = {}
     for target in targets:
-        intent = intents.read(target.name, target.vars)
+        intent = intents.read(target.name, target.vars, target.vars.pending())
         variables[target.name] = {
             "teardown_prefix": intents.PREFIX,
             "teardown_config_dir": intents.CONFIG_DIR,

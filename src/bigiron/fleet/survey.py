@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigiron.errors import BigironError, Refused
+from bigiron.errors import BigironError, Refused, UsageError
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.gguf.facts import ModelFacts
@@ -27,7 +27,9 @@ from bigiron.plan.desired import Resource, desired, key_path
 from bigiron.plan.diff import Difference
 from bigiron.plan.host import CachedRelease, HostFacts, HostPlan
 from bigiron.plan.intent import BUILD_ROOT, CONFIG_DIR, PREFIX, USER, Intent
+from bigiron.plan.places import MADE_FOLDERS
 from bigiron.plan.refusals import refusals as reasons_not_to_start
+from bigiron.plan.wishes import check_api_key
 
 OBSERVE = "bigiron.onhost.observe:main"
 OBSERVE_TIMEOUT_S = 60.0
@@ -91,7 +93,7 @@ def query(intent: Intent, nonce: str) -> dict[str, Any]:
         "user": USER,
         "unit_glob": "llama-server-*.service",
         "ports": [intent.port],
-        "files": [entry["path"] for entry in intent.files],
+        "files": [MADE_FOLDERS, *(entry["path"] for entry in intent.files)],
         "models": [f"{intent.model.repo}/{intent.model.revision}"],
         "packages": [*planning.RUNTIME_PACKAGES, *planning.TOOLCHAIN_PACKAGES, *intent.extra_packages],
         "disks": [PREFIX, BUILD_ROOT, intent.model.root, "/usr"],
@@ -105,7 +107,7 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
 
     Raises UsageError (before any connection) when a host's variables are wrong.
     """
-    wishes = {target.name: intents.read(target.name, target.vars) for target in targets}
+    wishes = {target.name: intents.read(target.name, target.vars, target.vars.pending()) for target in targets}
     nonce = secrets.token_hex(16)
 
     def observe(target: Target) -> Look:
@@ -119,6 +121,7 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
 
 def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, BigironError]]:
     """Surveys by host, and the errors of the hosts that could not be surveyed."""
+    own_keys = {target.name: own_key(target) for target in targets}
     seen = look(targets)
     errors = {name: result for name, result in seen.items() if isinstance(result, BigironError)}
     looks = [result for result in seen.values() if isinstance(result, Look)]
@@ -138,15 +141,24 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
         if isinstance(plan, BigironError):
             errors[fact.name] = plan
         else:
-            surveys[fact.name] = _compare(by_name[fact.name], fact, plan)
+            surveys[fact.name] = _compare(by_name[fact.name], fact, plan, own_keys[fact.name])
     return surveys, errors
 
 
-def _compare(one: Look, fact: HostFacts, plan: HostPlan) -> Survey:
+def own_key(target: Target) -> str:
+    """The API key that the inventory gives ``target``, "" when the host makes its own. Raises UsageError for one that cannot work."""
+    key = target.secret("llama_server_api_key") if "llama_server_api_key" in target.vars else ""
+    if reason := check_api_key(key):
+        raise UsageError(
+            f"llama_server_api_key {reason}", where=target.name, hint="./inv vars llama_server_api_key says what it must be"
+        )
+    return key
+
+
+def _compare(one: Look, fact: HostFacts, plan: HostPlan, secret: str) -> Survey:
     resources = desired(plan.variables)
     keys: dict[str, str] = {}
-    if one.intent.own_api_key:
-        secret = one.target.secret("llama_server_api_key").strip("\r\n")
+    if secret:
         keys[key_path(plan.variables)] = hmac.new(one.nonce.encode(), secret.encode(), "sha256").hexdigest()
     differences = differences_of.diff(resources, one.observed, keys)
     refusals = reasons_not_to_start(fact, plan)

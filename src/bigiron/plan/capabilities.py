@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bigiron.errors import Refused
 
@@ -48,6 +49,7 @@ class Capabilities:
         return {max(flag.names, key=len): flag.value for flag in self.flags}
 
 
+@lru_cache(maxsize=8)  # hosts share builds
 def parse(help_text: str, source: str = "--help") -> Capabilities:
     """The options in ``--help`` output, or in the generated table of tools/server/README.md.
 

@@ -45,7 +45,7 @@ def desired(variables: Mapping[str, Any]) -> list[Resource]:
     resources = [Resource("package", name, "base", {}) for name in variables["base_packages"]]
     resources.append(Resource("user", user, "base", {"group": user, "shell": "/usr/sbin/nologin"}))
     resources += [
-        Resource("directory", entry["path"], "base", {key: entry[key] for key in ("owner", "group", "mode")})
+        Resource("directory", entry["path"], "base", {key: value for key, value in entry.items() if key != "path"})
         for entry in variables["base_directories"]
     ]
     resources += [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bigiron.plan.desired import ROLES, Resource
+from bigiron.plan.places import kept
 from bigiron.units import gib
 
 
@@ -86,7 +87,8 @@ def _directory(path: str, want: Mapping[str, Any], observed: Mapping[str, Any]) 
     if have is None:
         yield "does not exist", ""
     else:
-        yield from _status(want, have, "directory")
+        theirs = want.get("keep") and kept(path, observed)
+        yield from _status({**want, **have} if theirs else want, have, "directory")
 
 
 def _file(path: str, want: Mapping[str, Any], observed: Mapping[str, Any]) -> Found:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bigiron.errors import BigironError, Refused
+from bigiron.errors import BigironError, Refused, UsageError
 from bigiron.gguf.facts import ModelFacts
 from bigiron.hub.quants import QuantFiles
 from bigiron.machine.description import Machine
@@ -262,11 +262,14 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
     help_text = _help_of(fact, mark, choice)
     model = _model(fact, capabilities.parse(help_text) if help_text else None)
     files = fact.quants[model.quant]
+    argv = _argv(intent, model, files.entry)
+    if help_text and (wrong := capabilities.unsupported(argv, help_text)):
+        raise UsageError("; ".join(wrong), where="llama-server", hint="correct llama_server_extra_args")
     variables: dict[str, Any] = {
         "base_packages": packages,
         "base_user": USER,
         "base_directories": _directories(intent),
-        "base_files": [dict(entry) for entry in intent.files],
+        "base_files": [_file(entry, fact.observed) for entry in intent.files],
         "llama_cpp_prefix": PREFIX,
         "llama_cpp_build_root": BUILD_ROOT,
         "llama_cpp_options": identity["options"],
@@ -287,7 +290,7 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
         "llama_server_service": intent.service,
         "llama_server_host": intent.listen,
         "llama_server_port": intent.port,
-        "llama_server_argv": _argv(intent, model, files.entry),
+        "llama_server_argv": argv,
         "llama_server_environment": {"HOME": "/nonexistent", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
         "llama_server_user": USER,
         "llama_server_prefix": PREFIX,
@@ -328,7 +331,7 @@ def _plan(fact: HostFacts, choice: _Choice) -> HostPlan:
     return HostPlan(fact.name, variables, choice.build_from, model, files, bool(help_text), reasons)
 
 
-def _directories(intent: Intent) -> list[dict[str, str]]:
+def _directories(intent: Intent) -> list[dict[str, Any]]:
     modes = {
         PREFIX: "0755",
         f"{PREFIX}/releases": "0755",
@@ -336,4 +339,12 @@ def _directories(intent: Intent) -> list[dict[str, str]]:
         f"{CONFIG_DIR}/credentials": "0700",
         intent.model.root: "0755",
     }
-    return [{"path": path, "owner": "root", "group": "root", "mode": mode} for path, mode in modes.items()]
+    shared = {intent.model.root}
+    return [
+        {"path": path, "owner": "root", "group": "root", "mode": mode, "keep": path in shared} for path, mode in modes.items()
+    ]
+
+
+def _file(entry: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain file with the mode that it has or gets when the inventory gives none, as role base does it."""
+    return {**entry, "mode": entry.get("mode") or observed.get("paths", {}).get(entry["path"], {}).get("mode") or "0644"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bigiron.errors import Refused
 from bigiron.plan import build_options as build
 from bigiron.plan.host import TOOLCHAIN_PACKAGES, HostFacts, HostPlan
-from bigiron.plan.intent import BUILD_ROOT
+from bigiron.plan.intent import BUILD_ROOT, USER
+from bigiron.plan.places import check_address, check_folder
 from bigiron.units import GIB, gib
 
 RESERVE_BYTES = GIB
@@ -23,6 +24,10 @@ def refusals(fact: HostFacts, plan: HostPlan) -> list[Refused]:
                 hint="set ansible_become: true (sudo), or connect as root",
             )
         )
+    if refusal := check_address(intent.listen, fact.machine):
+        found.append(Refused(refusal.what, where=fact.name, hint=refusal.hint))
+    if reason := check_folder(intent.model.root, fact.observed, USER):
+        found.append(Refused(f"model_root {reason}", where=fact.name, hint=f"on the host: chmod o+rx {intent.model.root}"))
     unit = f"llama-server-{intent.service}.service"
     holder = fact.observed.get("ports", {}).get(str(intent.port))
     if holder and holder.get("unit") != unit:
