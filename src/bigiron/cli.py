@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = next((word for word in words if not word.startswith("-")), "")
         if "--help" in words and asked in tasks.task_names:  # invoke takes it for the value of a positional argument
             words = ["--help", asked]
-        program.run(["inv", *words], exit=True)
+        program.run(["inv", *_named(words)], exit=True)
         sys.stdout.flush()
     except SystemExit as leaving:
         return _code(leaving.code)
@@ -144,6 +144,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_error(_defect(error))
         return EXIT_FAILED
     return 0
+
+
+def _named(words: list[str]) -> list[str]:
+    """``vars NAME`` as ``vars --name NAME``: invoke knows no positional argument that may be left out."""
+    for at, word in enumerate(words[1:], start=1):
+        if words[0] == "vars" and not word.startswith("-") and words[at - 1] != "--name":
+            return [*words[:at], "--name", *words[at:]]
+    return words
 
 
 def _defect(error: Exception) -> BigironError:

@@ -5,6 +5,7 @@ import pytest
 
 from bigiron.plan.desired import desired, key_path, unit_path
 from bigiron.plan.diff import diff, roles_of
+from bigiron.plan.places import MADE_FOLDERS
 
 UNIT = "llama-server-main.service"
 
@@ -125,3 +126,13 @@ def test_a_rotated_key_is_found_without_showing_it(variables, right):
     assert found.problem == "holds another secret than the inventory"
     assert found.text == ""
     assert diff(desired(variables), right, {key_path(variables): "k"}) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "found"), [("", []), ("/srv/models\n", ["owner is lab, not root", "mode is 0750, not 0755"])]
+)
+def test_a_folder_that_was_there_keeps_its_owner_and_mode_one_that_was_made_does_not(variables, right, record, found):
+    variables["base_directories"] = [{"path": "/srv/models", "owner": "root", "group": "root", "mode": "0755", "keep": True}]
+    right["paths"]["/srv/models"] = {"type": "directory", "owner": "lab", "group": "root", "mode": "0750"}
+    right["paths"][MADE_FOLDERS] = {"type": "file", "text": record}
+    assert [each.problem for each in diff(desired(variables), right)] == found

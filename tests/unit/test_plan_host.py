@@ -9,7 +9,7 @@ from bigiron.errors import Refused, UsageError
 from bigiron.hub.quants import QuantFiles, RepoFile
 from bigiron.machine.description import Cpu, Gpu, Machine, Memory, OperatingSystem
 from bigiron.plan import host as planning
-from bigiron.plan import intent
+from bigiron.plan import intent, wishes
 from bigiron.plan.host import CachedRelease, HostFacts, plan_hosts
 from bigiron.plan.refusals import refusals
 from bigiron.units import GIB
@@ -69,6 +69,47 @@ def test_one_host_per_platform_builds():
     assert plans["a"].fingerprint == plans["b"].fingerprint != plans["c"].fingerprint
     assert "g++" in plans["a"].variables["base_packages"]
     assert "g++" not in plans["b"].variables["base_packages"]
+
+
+def test_what_the_plan_gives_and_what_a_person_sets_are_told_apart():
+    given = plan_hosts([fact("a")], [])["a"].variables
+    public = wishes.schema()
+    passed_on = {name for name in given if name in public and not public[name].computed}
+    assert given.keys() <= public.keys()
+    assert passed_on == {
+        "base_files", "model_quant", "model_repo", "model_revision", "model_root", "llama_server_service", "llama_server_host", "llama_server_port",
+    }  # fmt: skip
+
+
+def test_an_argument_that_the_known_build_lacks_is_told_before_anything_is_touched():
+    listed = "\n".join(
+        f"{flag}  text"
+        for flag in (
+            "--model F", "--alias S", "--host H", "--port N", "--api-key-file F", "--metrics", "--offline", "--no-ui", "--ctx-size N", "--parallel N",
+            "--threads N", "--threads-batch N", "--batch-size N", "--ubatch-size N", "--flash-attn S", "--cache-type-k T", "--cache-type-v T", "--numa T",
+            "--load-mode M", "--no-repack", "--cache-ram N", "--fit S", "--kv-unified", "--no-warmup", "--jinja",
+        )
+    )  # fmt: skip
+    sound = plan_hosts([fact("a")], [])["a"]
+    cached = [dataclasses.replace(packed(sound), help=listed)]
+    assert plan_hosts([fact("a")], cached)["a"].arguments_proved
+    error = plan_hosts([fact("a", llama_server_extra_args=["--frobnicate"])], cached)["a"]
+    assert isinstance(error, UsageError)
+    assert "--frobnicate" in error.what
+
+
+@pytest.mark.parametrize(("there", "mode"), [({}, "0644"), ({"/etc/x": {"mode": "0600"}}, "0600")])
+def test_a_plain_file_without_a_mode_keeps_the_one_it_has(there, mode):
+    plan = plan_hosts([fact("a", {"paths": there}, base_files=[{"path": "/etc/x", "content": ""}])], [])["a"]
+    assert plan.variables["base_files"][0]["mode"] == mode
+
+
+def test_an_address_that_the_host_lacks_and_a_folder_the_service_cannot_read_are_refused():
+    closed = {"paths": {"/srv/models": {"type": "directory", "owner": "root", "group": "root", "mode": "0700"}}}
+    one = fact("a", closed, llama_server_host="192.0.2.8")
+    found = [refusal.what for refusal in refusals(one, plan_hosts([one], [])["a"])]
+    assert "192.0.2.8" in found[0]
+    assert "/srv/models" in found[1]
 
 
 def test_a_release_for_avx512_is_never_planned_on_a_cpu_without_it():

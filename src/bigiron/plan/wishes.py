@@ -60,13 +60,14 @@ class Variable(NamedTuple):
     def secret(self) -> bool:
         return bool(self.option.get("no_log"))
 
-    def rule(self) -> str:
+    def rule(self, *, example: bool = True) -> str:
         """What a value must be, with an example."""
-        phrase, low, high, example = (self.option.get(key) for key in ("phrase", "minimum", "maximum", "example"))
+        phrase, low, high, good = (self.option.get(key) for key in ("phrase", "minimum", "maximum", "example"))
         if "choices" in self.option:
             return f"it must be one of: {', '.join(map(str, self.option['choices']))}"
         wanted = phrase or (f"between {low} and {high}" if low is not None else f"a value of type {self.option['type']}")
-        return f"it must be {wanted}" + (f"; for example {json.dumps(example)}" if phrase and isinstance(example, str) else "")
+        shown = f"; for example {good}" if example and phrase and isinstance(good, str) else ""
+        return f"it must be {wanted}{shown}"
 
 
 def read(host: str, variables: Mapping[str, Any], sealed: Collection[str] = ()) -> dict[str, Any]:
