@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from bigiron.errors import Refused
 
@@ -38,7 +38,11 @@ class Capabilities:
 
     def find(self, name: str) -> Flag | None:
         """The option spelled ``name`` exactly; None when the build lacks it or only says that it was removed."""
-        return next((flag for flag in self.flags if name in flag.names), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Flag]:
+        return {name: flag for flag in reversed(self.flags) for name in flag.names}
 
     def first(self, *names: str) -> str | None:
         """The first of ``names`` that the build knows."""
