@@ -37,6 +37,20 @@ def hosts(
     return machines.show_hosts(_targets(host, group, inventory), as_json=json, explain=explain)
 
 
+@command(
+    name="vars",
+    help={"name": "a variable, to see all about it", "markdown": "print the page docs/variables.md", "json": HELP["json"]},
+)
+def variables(_c: Context, name: str = "", markdown: bool = False, json: bool = False) -> int:
+    """List what an inventory may set (type, default, unit, meaning), or explain one variable with an example.
+
+    Example: ./inv vars llama_server_context
+    """
+    from bigiron.report import variables as report
+
+    return report.show(name, as_json=json, as_page=markdown)
+
+
 @command(help=HELP)
 def probe(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
     """Show what the machines are: CPU, memory, GPUs, NVMe, system; one SSH round trip each, changes nothing.
@@ -334,6 +348,6 @@ def test(_c: Context, fast: bool = False, only: str = "", junit: str = "") -> in
     return selftest.test(fast=fast, only=only, junit=junit)
 
 
-ns = Collection(hosts, probe, plan, drift, provision, verify, status, ask, teardown, lint, test)
+ns = Collection(hosts, variables, probe, plan, drift, provision, verify, status, ask, teardown, lint, test)
 ns.add_collection(Collection("lab", up=lab_up, down=lab_down, status=lab_status, ssh=lab_ssh))
 ns.add_collection(Collection("mirror", up=mirror_up, status=mirror_status))

@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif "--json" in words[: words.index(asked) if asked else None]:  # an option of every command, wherever it stands
             words.remove("--json")
             words.append("--json")
-        program.run(["inv", *words], exit=True)
+        program.run(["inv", *_named(words)], exit=True)
         sys.stdout.flush()
     except SystemExit as leaving:
         return _code(leaving.code)
@@ -184,6 +184,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_error(_defect(error), as_json=as_json)
         return EXIT_FAILED
     return 0
+
+
+def _named(words: list[str]) -> list[str]:
+    """``vars NAME`` as ``vars --name NAME``: invoke knows no positional argument that may be left out."""
+    for at, word in enumerate(words[1:], start=1):
+        if words[0] == "vars" and not word.startswith("-") and words[at - 1] != "--name":
+            return [*words[:at], "--name", *words[at:]]
+    return words
 
 
 def _defect(error: Exception) -> BigironError:

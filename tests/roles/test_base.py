@@ -79,3 +79,32 @@ def test_other_distribution_is_refused_before_anything_is_touched(clean_host):
     assert refused.code != 0
     assert "not of the Debian family" in refused.failed[-1]
     assert refused.changed == []
+
+
+def test_a_folder_of_a_person_keeps_owner_and_mode_and_one_made_here_is_put_right(clean_host):
+    folders = [{"path": path, "mode": "0755", "keep": True} for path in ("/srv/theirs", "/srv/made")]
+    clean_host.sh("mkdir -p /srv/theirs && chown daemon:games /srv/theirs && chmod 0775 /srv/theirs")
+    clean_host.converge("base", base_directories=folders)
+    clean_host.sh("chmod 0700 /srv/made")
+    again = clean_host.run("base", base_directories=folders)
+    assert again.changed == ["Files | Make folders"], again
+    stat = clean_host.sh("stat -c '%U %G %a' /srv/theirs /srv/made; cat /var/lib/bigiron/folders; rmdir /srv/theirs /srv/made")
+    assert stat.splitlines() == ["daemon games 775", "root root 755", "/srv/made"]
+
+
+def test_a_folder_of_a_person_that_the_service_cannot_read_is_refused_with_the_command(clean_host):
+    clean_host.sh("mkdir -p /srv/closed/deep && chmod 0700 /srv/closed")
+    folders = [{"path": path, "keep": True} for path in ("/srv/closed/deep", "/srv/other")]
+    refused = clean_host.run("base", base_directories=folders)
+    left = clean_host.sh("stat -c %a /srv/closed; ls -d /srv/other 2>/dev/null; rm -r /srv/closed", check=False)
+    assert refused.code != 0
+    assert "chmod o+rx /srv/closed/deep" in refused.failed[-1], refused
+    assert left.split() == ["700"]
+
+
+def test_a_file_that_is_there_keeps_its_mode_unless_one_is_given(clean_host):
+    clean_host.sh("umask 077; echo secret >/etc/bigiron-test-mode")
+    files = [{"path": "/etc/bigiron-test-mode", "content": "new"}, {"path": "/etc/bigiron-test-new", "content": "new"}]
+    clean_host.converge("base", base_files=files)
+    modes = clean_host.sh("stat -c %a /etc/bigiron-test-mode /etc/bigiron-test-new; rm /etc/bigiron-test-*").split()
+    assert modes == ["600", "644"]

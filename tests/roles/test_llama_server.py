@@ -149,7 +149,7 @@ def test_bad_drop_in_of_a_person_is_told_and_kept(server_host):
         (wanted(llama_server_user="nobody-there"), "nobody-there does not exist"),
         (wanted("--no-mmap"), "this build has no option --no-mmap"),
         (wanted("--die", "now"), "now belongs to no option"),
-        (wanted(llama_server_api_key="two words"), "no spaces"),
+        (wanted(llama_server_api_key="two words"), "holds a space"),
     ],
 )
 def test_wrong_wish_is_refused_before_anything_is_touched(server_host, variables, says):

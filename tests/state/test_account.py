@@ -86,7 +86,10 @@ def checks(s: Subject) -> Iterator[Check]:
     yield s.check("user.unprivileged", f"on {s.name}: gpasswd -d {s.expect['llama_server_user']} GROUP", unprivileged)
     yield s.check("user.locked", lock, locked)
     for entry in s.expect["base_directories"]:
-        yield from placed(s, "directory", {**entry, "type": "directory"})
+        if entry.get("keep"):  # a person's own: its owner and mode are theirs
+            yield s.check(f"directory.type:{entry['path']}", s.provision, kind, entry["path"], "directory")
+        else:
+            yield from placed(s, "directory", {**entry, "type": "directory"})
     for entry in s.expect.get("base_files", []):
         yield from placed(s, "file", entry)
         yield s.check(f"file.content:{entry['path']}", s.provision, content, entry["path"], entry["content"])

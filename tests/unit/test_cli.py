@@ -192,3 +192,11 @@ def test_documented_commands_and_options_exist(command):
     for option in options:
         if option.startswith("--"):
             assert option in known | {"--help"}
+
+
+@pytest.mark.parametrize(
+    "words", [["vars", "model_root", "--json"], ["vars", "--json", "model_root"], ["vars", "--name", "model_root", "-j"]]
+)
+def test_the_name_of_a_variable_needs_no_flag(words):
+    shown = bigiron(*words)
+    assert (shown.returncode, list(json.loads(shown.stdout))) == (0, ["model_root"]), shown.stderr

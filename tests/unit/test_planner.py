@@ -5,9 +5,12 @@ from bigiron import parts
 from bigiron.errors import Refused, UsageError
 from bigiron.machine.description import Gpu, Memory, OperatingSystem
 from bigiron.parts import llama_server, planner
+from bigiron.parts.difference import diff
 from bigiron.parts.planner import plan_hosts
 from bigiron.paths import PROJECT
+from bigiron.plan import wishes
 from bigiron.plan.choose import Wish
+from bigiron.plan.places import MADE_FOLDERS
 from bigiron.plan.releases import CachedRelease
 from bigiron.units import GIB
 
@@ -211,3 +214,36 @@ def test_an_argument_that_the_installed_build_does_not_know_is_refused_before_an
 def test_a_rule_that_matches_no_tensor_is_told():
     plan = plan_hosts([fact("a", llama_server_extra_args=["-ot", "nothing_like_this=CPU"])], [])["a"]
     assert any("nothing_like_this" in finding for finding in plan.planned.findings)
+
+
+def test_what_the_plan_gives_and_what_a_person_sets_are_told_apart():
+    given = plan_hosts([fact("a")], [])["a"].variables
+    public = wishes.schema()
+    passed_on = {name for name in given if name in public and not public[name].computed}
+    assert given.keys() <= public.keys()
+    assert passed_on == {
+        "base_files", "model_quant", "model_repo", "model_revision", "model_root", "llama_server_service", "llama_server_host", "llama_server_port",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("there", "mode"), [({}, "0644"), ({"/etc/x": {"type": "file", "mode": "0600"}}, "0600")])
+def test_a_plain_file_without_a_mode_keeps_the_one_it_has(there, mode):
+    plan = plan_hosts([fact("a", {"paths": there}, base_files=[{"path": "/etc/x", "content": ""}])], [])["a"]
+    assert plan.variables["base_files"][0]["mode"] == mode
+
+
+def test_an_address_that_the_host_lacks_and_a_folder_the_service_cannot_read_are_refused():
+    closed = {"paths": {"/srv/models": {"type": "directory", "owner": "root", "group": "root", "mode": "0700"}}}
+    found = [refusal.what for refusal in refusals(fact("a", closed, llama_server_host="192.0.2.8"))]
+    assert "/srv/models" in found[0]
+    assert "192.0.2.8" in found[1]
+
+
+@pytest.mark.parametrize("record", ["", "/srv/models\n"])
+def test_a_folder_that_was_there_keeps_its_owner_and_mode_one_that_was_made_does_not(record):
+    right = as_planned(plan_hosts([fact("a")], [])["a"])
+    right["paths"]["/srv/models"] = {"type": "directory", "owner": "lab", "group": "root", "mode": "0775"}
+    right["paths"][MADE_FOLDERS] = {"type": "file", "text": record}
+    plan = plan_hosts([fact("a", observed=right)], [])["a"]
+    wrong = ["owner is lab, not root", "mode is 0775, not 0755"] if record else []
+    assert [each.problem for each in diff(plan.planned.resources, right)] == wrong

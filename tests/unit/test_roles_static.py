@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from bigiron.onhost.packages import RECORD
 from bigiron.paths import PROJECT
+from bigiron.plan.places import MADE_FOLDERS
 
 ROLES = sorted(path.name for path in (PROJECT / "roles").iterdir() if path.is_dir())
 MODULES = sorted((PROJECT / "plugins" / "modules").glob("*.py"))
@@ -66,6 +68,12 @@ def test_secrets_are_marked_wherever_they_are_declared() -> None:
     for role, name in (("model", "model_token"), ("llama_server", "llama_server_api_key")):
         options = load("roles", role, "meta", "argument_specs.yml")["argument_specs"]["main"]["options"]
         assert options[name]["no_log"] is True
+
+
+def test_the_record_of_made_folders_is_where_the_plan_looks_for_it() -> None:
+    inner = load("roles", "base", "vars", "main.yml")
+    assert inner["__base_folder_record"].replace("{{ __base_home }}", inner["__base_home"]) == MADE_FOLDERS
+    assert str(RECORD.parent) == inner["__base_home"]
 
 
 def documented(path: Path) -> dict[str, Any]:

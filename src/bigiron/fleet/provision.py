@@ -266,7 +266,7 @@ def ask(targets: Sequence[Target], prompt: str, tokens: int) -> dict[str, Any]:
     target = targets[0]
     if target.down:
         raise target.down
-    return complete(target, wishes.read(target.name, target.vars), prompt, tokens)
+    return complete(target, wishes.read(target.name, target.vars, target.vars.pending()), prompt, tokens)
 
 
 @play.one_per_host
@@ -277,7 +277,7 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
     for target in targets:
         if target.down:
             continue
-        needed = parts.collect("remove", wishes.read(target.name, target.vars), models)
+        needed = parts.collect("remove", wishes.read(target.name, target.vars, target.vars.pending()), models)
         variables[target.name] = {**needed, "bigiron_parts": list(parts.NAMES)}
     if not variables:
         return outcomes

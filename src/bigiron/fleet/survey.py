@@ -108,7 +108,9 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
 
     Raises UsageError (before any connection) when a host's variables are wrong.
     """
-    wanted = {target.name: wishes.read(target.name, target.vars) for target in targets if not target.down}
+    wanted = {
+        target.name: wishes.read(target.name, target.vars, target.vars.pending()) for target in targets if not target.down
+    }
     nonce = secrets.token_hex(16)
 
     def observe(target: Target) -> Look:
@@ -124,6 +126,7 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
 
 def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, BigironError]]:
     """Surveys by host, and the errors of the hosts that could not be surveyed."""
+    own = {target.name: opened(target) for target in targets if not target.down}
     seen = look(targets)
     errors = {name: result for name, result in seen.items() if isinstance(result, BigironError)}
     looks = {name: result for name, result in seen.items() if isinstance(result, Look)}
@@ -149,17 +152,24 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
             errors[name] = plan
         else:
             one = looks[name]
-            surveys[name] = Survey(one, plan, diff(plan.planned.resources, one.observed, _hmacs(one, plan.planned.resources)))
+            resources = plan.planned.resources
+            surveys[name] = Survey(one, plan, diff(resources, one.observed, _hmacs(one, resources, own[name])))
     return surveys, errors
 
 
-def _hmacs(one: Look, resources: Iterable[Resource]) -> dict[str, str]:
+def _hmacs(one: Look, resources: Iterable[Resource], secrets: Mapping[str, str]) -> dict[str, str]:
     """By path, the HMAC that each secret of the inventory should have on the host."""
-    found = {}
-    for resource in resources:
-        variable = str(resource.want.get("variable", "")) if resource.kind == "secret" else ""
-        if variable in one.target.vars and (secret := one.target.secret(variable).strip("\r\n")):
-            found[resource.name] = hmac.new(one.nonce.encode(), secret.encode(), "sha256").hexdigest()
+    wanted = {each.name: secrets.get(each.want["variable"], "") for each in resources if each.kind == "secret"}
+    return {
+        path: hmac.new(one.nonce.encode(), secret.encode(), "sha256").hexdigest() for path, secret in wanted.items() if secret
+    }
+
+
+def opened(target: Target) -> dict[str, str]:
+    """The secrets of the inventory that the host must hold too. Raises UsageError for one that cannot work."""
+    found = {name: target.secret(name) for name in parts.SECRETS if name in target.vars}
+    for name, value in found.items():
+        wishes.check_secret(target.name, name, value)
     return found
 
 

@@ -18,6 +18,8 @@ from ..errors import BigironError
 from .progress import write_atomic
 
 UNIT_DIR = Path("/etc/systemd/system")
+API_KEY_LENGTH = 16
+"""The least that is taken: 64 bits even when every character is a hex digit."""
 
 
 def complaints(output: str, unit: str) -> list[str]:
@@ -121,11 +123,27 @@ def _changed_at(path: str) -> Optional[float]:
         return None
 
 
+def check_api_key(value: str) -> Optional[str]:
+    """Why llama-server, its key file or an HTTP header cannot hold this key, to stand behind its name; None for a good one, and for "".
+
+    The file has one key a line and takes a line that starts with ``#`` for a comment. The reason never holds the key.
+    """
+    if not value:
+        return None
+    if any(not 0x21 <= ord(character) <= 0x7E for character in value):
+        return "holds a space, a line break or a character beyond ASCII"
+    if value.startswith("#"):
+        return "starts with #, which makes it a comment in the key file"
+    if len(value) < API_KEY_LENGTH:
+        return f"is shorter than {API_KEY_LENGTH} characters and could be guessed"
+    return None
+
+
 def ensure_key(path: Path, value: str, *, check: bool = False) -> dict[str, Any]:
     """The API key file, 0600 root. ``value`` empty: made here once, and never overwritten. Nothing returned holds the key."""
     exists = path.is_file() and path.stat().st_size > 0
-    if any(character.isspace() for character in value) or value.startswith("#"):
-        raise BigironError("an API key has no spaces and does not start with #", where="llama_server_api_key")
+    if reason := check_api_key(value):
+        raise BigironError(reason, where="llama_server_api_key")
     wrong = exists and bool(value) and path.read_text(encoding="utf-8", errors="replace").strip() != value
     if not exists or wrong:
         if not check:

@@ -17,6 +17,7 @@ def name_of(part: Part) -> str:
 
 
 NAMES = tuple(map(name_of, PARTS))
+SECRETS: tuple[str, ...] = tuple(name for part in PARTS for name in getattr(part, "SECRETS", ()))
 
 
 def in_stages(*stages: str) -> list[str]:
@@ -44,7 +45,7 @@ def watch(wish: Mapping[str, Any]) -> Watched:
     return found
 
 
-def directories(wish: Mapping[str, Any]) -> list[Mapping[str, str]]:
+def directories(wish: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The folders that the parts stand in."""
     return [entry for part in PARTS if hasattr(part, "directories") for entry in part.directories(wish)]
 

@@ -8,6 +8,7 @@ from typing import Any
 from bigiron.errors import Refused
 from bigiron.machine.description import Machine
 from bigiron.parts.part import HOST, Facts, Planned, Resource, Watched, file_resource
+from bigiron.plan.places import MADE_FOLDERS, kept
 
 STAGE = HOST
 USER = "llama"
@@ -37,20 +38,17 @@ def watch(wish: Mapping[str, Any]) -> Watched:
     return {
         "package": [_split(each)[0] for each in wish["base_extra_packages"]],
         "user": [USER],
-        "file": [entry["path"] for entry in wish["base_files"]],
+        "file": [MADE_FOLDERS, *(entry["path"] for entry in wish["base_files"])],
         "disk": ["/usr"],
     }
 
 
 def plan(facts: Facts, _so_far: Planned) -> Planned:
     wanted = sorted({*facts.packages, *facts.wish["base_extra_packages"]})
-    files = [{"owner": "root", "group": "root", "mode": "0644", **entry} for entry in facts.wish["base_files"]]
+    files = [_file(entry, facts.observed["paths"].get(entry["path"], {})) for entry in facts.wish["base_files"]]
     resources = [Resource("package", name, "base", {"version": version}) for name, version in map(_split, wanted)]
     resources.append(Resource("user", USER, "base", {"group": USER, "shell": "/usr/sbin/nologin"}))
-    resources += [
-        Resource("directory", entry["path"], "base", {key: entry[key] for key in ("owner", "group", "mode")})
-        for entry in facts.directories
-    ]
+    resources += [Resource("directory", entry["path"], "base", _status(entry, facts.observed)) for entry in facts.directories]
     resources += [
         file_resource("base", entry["path"], entry["content"], entry["mode"], entry["owner"], entry["group"]) for entry in files
     ]
@@ -68,6 +66,17 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         resources,
         refusals=refusals,
     )
+
+
+def _file(entry: Mapping[str, Any], have: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain file; without a mode it keeps the one it has, as the role does it."""
+    return {"owner": "root", "group": "root", **entry, "mode": entry.get("mode") or have.get("mode") or "0644"}
+
+
+def _status(entry: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, str]:
+    """What is wanted of a folder: that it is there and, unless a person brought it, its owner and mode."""
+    theirs = entry.get("keep") and kept(entry["path"], observed)
+    return {} if theirs else {key: entry[key] for key in ("owner", "group", "mode")}
 
 
 def _split(package: str) -> tuple[str, str]:

@@ -11,11 +11,13 @@ from bigiron.parts.part import SERVICE, Facts, Planned, Reason, Resource, Watche
 from bigiron.plan.arguments import advise
 from bigiron.plan.capabilities import unsupported
 from bigiron.plan.choose import AUTO, Wish
+from bigiron.plan.places import check_address
 from bigiron.render import render
 
 STAGE = SERVICE
 CONFIG_DIR = "/etc/bigiron"
 KEY = "llama_server_api_key"
+SECRETS = (KEY,)
 """The variable with the API key; without it the host makes its own."""
 ENVIRONMENT = {"HOME": "/nonexistent", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 COMMAND = ("ExecStart", "ExecStartPre", "ExecStartPost", "Type", "User", "Group", "LoadCredential", "RootDirectory")
@@ -112,7 +114,11 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
     refusals, findings = _overridden(facts)
     advice = advise(wish["llama_server_extra_args"], served.facts, served.hardware)
     return Planned(
-        variables, resources, [reason], [*refusals, *_taken(facts), *_not_understood(facts, argv)], [*findings, *advice]
+        variables,
+        resources,
+        [reason],
+        [*_refused(facts), *refusals, *_taken(facts), *_not_understood(facts, argv)],
+        [*findings, *advice],
     )
 
 
@@ -131,6 +137,11 @@ def _argv(facts: Facts, entry: str) -> list[str]:
         *([] if wish["llama_cpp_web_ui"] else ["--no-ui"]),
         *wish["llama_server_extra_args"],
     ]  # fmt: skip
+
+
+def _refused(facts: Facts) -> list[Refused]:
+    refusal = check_address(facts.wish["llama_server_host"], facts.machine)
+    return [refusal] if refusal else []
 
 
 def _taken(facts: Facts) -> list[Refused]:

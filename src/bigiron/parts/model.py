@@ -8,8 +8,10 @@ from typing import Any
 
 from bigiron.errors import Refused
 from bigiron.onhost.kinds.shard import PROOF
+from bigiron.parts import base
 from bigiron.parts.part import MODEL, Facts, Planned, Reason, Resource, Space, Watched
 from bigiron.plan.choose import AUTO
+from bigiron.plan.places import check_folder
 from bigiron.units import count, gib
 
 STAGE = MODEL
@@ -31,7 +33,7 @@ def repository(wish: Mapping[str, Any]) -> Repository:
     """The pinned repository and the quant that was asked for."""
     quant = wish["model_quant"]
     chosen = None if quant.lower() == AUTO else quant
-    return Repository(wish["model_endpoint"], wish["model_repo"], wish["model_revision"], chosen)
+    return Repository(wish["model_endpoint"].rstrip("/"), wish["model_repo"], wish["model_revision"], chosen)
 
 
 def revision(wish: Mapping[str, Any]) -> str:
@@ -49,8 +51,8 @@ def proof(wish: Mapping[str, Any]) -> str:
     return f"{folder(wish)}/{PROOF}"
 
 
-def directories(wish: Mapping[str, Any]) -> list[dict[str, str]]:
-    return [{"path": wish["model_root"], "owner": "root", "group": "root", "mode": "0755"}]
+def directories(wish: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"path": wish["model_root"], "owner": "root", "group": "root", "mode": "0755", "keep": True}]
 
 
 def watch(wish: Mapping[str, Any]) -> Watched:
@@ -78,6 +80,8 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         facts.served.require()
     except Refused as refusal:
         refusals.append(Refused(refusal.what, hint=refusal.hint))
+    if wrong := check_folder(wish["model_root"], facts.observed, base.USER):
+        refusals.append(Refused(f"model_root {wrong}", hint=f"on the host: chmod o+rx {wish['model_root']}"))
     space = Space(wish["model_root"], "model", _missing_bytes(facts), "model_root")
     return Planned(variables, resources, [reason], refusals, space=[space])
 

@@ -43,7 +43,7 @@ class Facts:
     release: Release = field(kw_only=True, default=None)  # type: ignore[assignment]  # set by bigiron.parts.plan_hosts
     served: ModelPlan = field(kw_only=True, default=None)  # type: ignore[assignment]
     packages: tuple[str, ...] = ()
-    directories: tuple[Mapping[str, str], ...] = ()
+    directories: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def files(self) -> QuantFiles:
@@ -111,7 +111,8 @@ class Part(Protocol):
     It may also have any of these:
 
     - ``PACKAGES`` it may need, and ``packages(facts)``, those it needs now: role base installs them,
-    - ``directories(wish)`` it stands in, ``{"path", "owner", "group", "mode"}``: role base makes them,
+    - ``directories(wish)`` it stands in, ``{"path", "owner", "group", "mode"}``, with ``keep`` where a person's own folder keeps both: role base makes them,
+    - ``SECRETS``: variables whose value a resource of kind secret holds; they are opened and checked before anything connects,
     - ``unsuited(machine)``: why this machine cannot have it at all (a `Refused`, or None),
     - ``lock(facts, variables)``: its sections of the host's lock,
     - ``status(wish, observed)``: its columns of ``./inv status``,

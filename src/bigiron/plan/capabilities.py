@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from ..errors import Refused
 
@@ -38,7 +38,11 @@ class Capabilities:
 
     def find(self, name: str) -> Flag | None:
         """The option spelled ``name`` exactly; None when the build lacks it or only says that it was removed."""
-        return next((flag for flag in self.flags if name in flag.names), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Flag]:
+        return {name: flag for flag in reversed(self.flags) for name in flag.names}
 
     def first(self, *names: str) -> str | None:
         """The first of ``names`` that the build knows."""
@@ -49,7 +53,7 @@ class Capabilities:
         return {max(flag.names, key=len): flag.value for flag in self.flags}
 
 
-@functools.lru_cache(maxsize=16)  # one text for all hosts of a release
+@lru_cache(maxsize=8)  # hosts share builds
 def parse(help_text: str, source: str = "--help") -> Capabilities:
     """The options in ``--help`` output, or in the generated table of tools/server/README.md.
 
