@@ -53,7 +53,7 @@ def test_a_link_into_such_a_place_is_refused_by_where_it_leads() -> None:
 
 
 def test_what_the_unit_hides_is_what_the_roots_know() -> None:
-    unit = (PROJECT / "templates/llama-server.service.j2").read_text(encoding="utf-8")
+    unit = (PROJECT / "roles/llama_server/templates/llama-server.service.j2").read_text(encoding="utf-8")
     assert "ProtectHome=yes" in unit
     assert "PrivateTmp=yes" in unit
 

@@ -16,7 +16,7 @@ from bigiron.errors import Refused
 from bigiron.machine.description import Machine
 
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - refused, not used
-"""The unit cannot see these: ``ProtectHome=yes`` and ``PrivateTmp=yes`` in templates/llama-server.service.j2."""
+"""The unit cannot see these: ``ProtectHome=yes`` and ``PrivateTmp=yes`` in roles/llama_server/templates."""
 SYSTEM = (
     "/bin", "/boot", "/dev", "/efi", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/lost+found", "/proc", "/run", "/sbin", "/snap", "/sys",
     "/usr", "/var",
