@@ -39,7 +39,11 @@ def hosts(
 
 @command(
     name="vars",
-    help={"name": "a variable, to see all about it", "markdown": "print the page docs/variables.md", "json": HELP["json"]},
+    help={
+        "name": "a variable, to see all about it, or a part",
+        "markdown": "print the README of the part's role",
+        "json": HELP["json"],
+    },
 )
 def variables(_c: Context, name: str = "", markdown: bool = False, json: bool = False) -> int:
     """List what an inventory may set (type, default, unit, meaning), or explain one variable with an example.

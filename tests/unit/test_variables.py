@@ -6,16 +6,24 @@ import json
 
 import pytest
 
+from bigiron import parts
 from bigiron.errors import UsageError
 from bigiron.paths import PROJECT
 from bigiron.plan import wishes
 from bigiron.report import variables
 
 
-def test_the_page_in_docs_is_up_to_date() -> None:
-    assert (PROJECT / "docs/variables.md").read_text(encoding="utf-8") == variables.page(), (
-        "./inv vars --markdown >docs/variables.md"
-    )
+@pytest.mark.parametrize("part", parts.NAMES)
+def test_the_readme_of_a_role_is_up_to_date(part: str) -> None:
+    readme = PROJECT / "roles" / part / "README.md"
+    assert readme.read_text(encoding="utf-8") == variables.page(part), f"./inv vars {part} --markdown >{readme}"
+
+
+def test_a_part_is_listed_alone_and_an_unknown_one_has_no_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert variables.show("model", as_json=True, as_page=False) == 0
+    assert {name.partition("_")[0] for name in json.loads(capsys.readouterr().out)} == {"model"}
+    with pytest.raises(UsageError, match="'nosuch'"):
+        variables.show("nosuch", as_json=False, as_page=True)
 
 
 def test_the_list_has_every_settable_variable_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The variables that a person may set: as a table, one of them in full, as JSON, and as the page docs/variables.md."""
+"""The variables that a person may set: as a table, one of them in full, as JSON, and as a role's README."""
 
 from __future__ import annotations
 
@@ -9,32 +9,45 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bigiron.errors import UsageError
+from bigiron.paths import PROJECT
 from bigiron.plan import wishes
 from bigiron.plan.wishes import Variable
 from bigiron.report import console
 
-_HEAD = """# Variables
+_HEAD = """# {part}
 
-Set them in the inventory, in `group_vars/<group>/<part>.yml` or `host_vars`. Anything else that begins with a part's name is refused before a connection is
-made, and so is a value that does not fit. `./inv vars NAME` explains one of them, `./inv vars --markdown` prints this page.
-Those with a † are for `./inv` only; the others are variables of the role too, for a plain `ansible-playbook`.
+{about}.
+
+Set these in the inventory, in `group_vars/<group>/{part}.yml` or `host_vars`. Any other name that begins with `{part}_` is refused before a connection
+is made, and so is a value that does not fit. Those with a † are for `./inv` only; the others are variables of this role too, for a plain
+`ansible-playbook`. What the plan gives the role besides is in `meta/argument_specs.yml`.
 """
 
 
 def show(name: str, *, as_json: bool, as_page: bool) -> int:
-    """All settable variables, or everything about ``name``. Raises UsageError, with the near names, for an unknown one."""
+    """All settable variables, those of the part ``name``, or everything about the one ``name``.
+
+    Raises UsageError, with the near names, for an unknown one.
+    """
     variables = settable()
-    if name:
-        if name not in wishes.schema():
-            problem = wishes.unknown(name, variables)
-            raise UsageError(problem.what, hint=problem.hint)
-        if name not in variables:
+    if as_page or any(name == each.part for each in variables.values()):
+        variables = {key: each for key, each in variables.items() if each.part == name}
+        if not variables:
+            raise UsageError(
+                f"{name!r} is no part with variables", hint="./inv vars PART --markdown prints roles/PART/README.md"
+            )
+    elif name and name not in variables:
+        if name in wishes.schema():
             raise UsageError(f"{name} is given by the plan", hint="./inv plan --json shows its value")
-    if as_json:
-        console.print_json({each.name: document(each) for each in variables.values() if name in ("", each.name)})
-    elif as_page:
-        print(page(), end="")
+        problem = wishes.unknown(name, variables)
+        raise UsageError(problem.what, hint=problem.hint)
     elif name:
+        variables = {name: variables[name]}
+    if as_page:
+        print(page(name), end="")
+    elif as_json:
+        console.print_json({each.name: document(each) for each in variables.values()})
+    elif name in variables:
         _one(variables[name])
     else:
         for part, members in itertools.groupby(variables.values(), key=lambda each: each.part):
@@ -95,16 +108,18 @@ def _one(variable: Variable) -> None:
         print(f"  {word:<9} {text}")
 
 
-def page() -> str:
-    """docs/variables.md."""
-    lines = [_HEAD]
-    for part, members in itertools.groupby(settable().values(), key=lambda each: each.part):
-        lines += [f"## {part}\n", "| variable | type | default | what |", "|---|---|---|---|"]
-        for each in members:
+def page(part: str) -> str:
+    """``roles/<part>/README.md``."""
+    import yaml
+
+    specs = yaml.safe_load((PROJECT / "roles" / part / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
+    lines = [_HEAD.format(part=part, about=specs["argument_specs"]["main"]["short_description"])]
+    lines += ["| variable | type | default | what |", "|---|---|---|---|"]
+    for each in settable().values():
+        if each.part == part:
             more = "; ".join(
                 text if word == "must be" else f"{word}: {text}" for word, text in rules(each) if word != "example"
             )
             text = f"{what(each.option, '`')}{f' *{more}*' if more else ''}".replace("|", "\\|")
             lines.append(f"| `{each.name}`{' †' if each.wish else ''} | {kind(each)} | `{default(each)}` | {text} |")
-        lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
