@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError
 from bigiron.report import console
-from bigiron.report.verdict import Verdict
+from bigiron.judge.verdict import Verdict
 from bigiron.units import duration
 
 

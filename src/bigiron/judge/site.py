@@ -1,0 +1,160 @@
+"""A person's own testinfra files: run in a pytest session of their own, so that a broken one hides nothing but itself."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from bigiron.judge import SITE, session
+from bigiron.judge.hosts import Hosts
+from bigiron.judge.suite import Suite, host_of, outcome
+from bigiron.judge.verdict import Check
+
+if TYPE_CHECKING:
+    from bigiron.fleet.inventory import Target
+
+VARIABLE = "bigiron_site_tests"
+
+
+def folder(target: Target) -> Path | None:
+    """Where the person's tests for a host are: the folder its inventory names, else tests/state/site; None when it has no test."""
+    named = target.vars.get(VARIABLE)
+    if named is None:
+        return SITE if _files(SITE) else None
+    bases = [source if source.is_dir() else source.parent for source in map(Path, target.inventory.split(","))]
+    places = [(base / Path(str(named)).expanduser()).resolve() for base in bases]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def _files(place: Path) -> list[Path]:
+    return sorted([*place.rglob("test_*.py"), *place.rglob("*_test.py")])
+
+
+def run(hosts: Hosts, junit: Path | None) -> dict[str, list[Check]]:
+    """The checks of the person's tests, by host. Hosts that could not be looked at have none."""
+    by_folder: dict[Path, list[str]] = {}
+    for name, host in hosts.hosts.items():
+        if host.site and not isinstance(hosts.found(name), Check):
+            by_folder.setdefault(host.site, []).append(name)
+    made: dict[str, list[Check]] = {}
+    for place, names in by_folder.items():
+        for name, checks in _run(hosts, place, names, junit).items():
+            made.setdefault(name, []).extend(checks)
+    return made
+
+
+def _run(hosts: Hosts, place: Path, names: list[str], junit: Path | None) -> dict[str, list[Check]]:
+    def failed(why: str) -> dict[str, list[Check]]:
+        return {name: [Check("site", False, why, f"mend {place}")] for name in names}
+
+    if not _files(place):
+        return failed(f"{place} holds no file of tests" if place.is_dir() else f"{VARIABLE} names {place}, which is no folder")
+    suite = SiteSuite(hosts, place, names)
+    arguments = [
+        str(place),
+        f"--rootdir={place}",
+        f"--confcutdir={place}",
+        "--continue-on-collection-errors",
+        "-p",
+        "no:cacheprovider",
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "site.xml" if junit else None
+        try:
+            code, said = session(arguments, suite, report)
+        except (Exception, SystemExit) as problem:  # noqa: BLE001 - a file of theirs may raise anything while it is imported
+            code, said = -1, f"{type(problem).__name__}: {problem}"
+        if junit and report and report.exists():
+            _merge(junit, report)
+    checks = suite.checks()
+    if code not in (0, 1) or not any(checks.values()):
+        for name, one in failed(f"the run of the tests ended early ({said or 'there was no test'})").items():
+            checks[name] += one
+    return checks
+
+
+def _merge(junit: Path, other: Path) -> None:
+    """Add the test suites of one JUnit report to another."""
+    with contextlib.suppress(ET.ParseError):
+        document = ET.parse(junit)  # noqa: S314 - both are written by pytest, here and now
+        document.getroot().extend(ET.parse(other).getroot())  # noqa: S314
+        document.write(junit, encoding="utf-8", xml_declaration=True)
+
+
+class SiteSuite(Suite):
+    """The session over one folder of a person's tests."""
+
+    def __init__(self, hosts: Hosts, place: Path, names: list[str]) -> None:
+        super().__init__(hosts)
+        self._place, self._names = place, names
+        self._items: dict[str, tuple[str, list[str]]] = {}
+        self._made: dict[tuple[str, str], Check] = {}
+
+    def names_for(self, path: Path) -> list[str]:
+        return self._names
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            lines = [line.removeprefix("E ").strip() for line in str(report.longrepr).splitlines() if line.strip()]
+            told = [line for line in lines if "Error" in line or "Exception" in line] or lines or ["it cannot be read"]
+            self._put(report.nodeid or self._place.name, self._names, False, told[-1])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+        from bigiron.judge.checks import Facts
+
+        for name in self._names:
+            found = self.hosts.found(name)
+            self.facts[name] = Facts({} if isinstance(found, Check) else found)
+        yield  # their own conftest.py may leave items out
+        for item in items:
+            self._items[item.nodeid] = (self._id(item), self._hosts_of(item))
+
+    def keep(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+        """A skip, or a failure that is expected, is open and may stay so; any other exception is a failure."""
+        name, hosts = self._items.get(item.nodeid, (self._id(item), self._hosts_of(item)))
+        said = outcome(call)[1] or self._noted[0]
+        if not said and call.excinfo:
+            said = str(call.excinfo.traceback[-1].statement).strip()
+        where = {"setup": "before the test: ", "teardown": "after the test: "}.get(call.when, "") if report.failed else ""
+        remedy = f"mend the host, or {self._place / item.location[0]}:{(item.location[1] or 0) + 1}"
+        ok = None if report.skipped else report.passed
+        self._put(name, hosts, ok, where + (said or str(report.longrepr or "passed")), remedy, required=not report.skipped)
+
+    def _hosts_of(self, item: pytest.Item) -> list[str]:
+        """A test that asks for nothing of a host is about all of them."""
+        host = host_of(item)
+        return [host] if host else self._names
+
+    def _id(self, item: pytest.Item) -> str:
+        """``test_file::test_name``, with the test's own parameters but without the host's name."""
+        host, callspec = host_of(item), getattr(item, "callspec", None)
+        if not host or callspec is None:
+            return item.nodeid
+        rest = callspec.id.removeprefix(host).removeprefix("-")
+        return item.nodeid.removesuffix(f"[{callspec.id}]") + (f"[{rest}]" if rest else "")
+
+    def _put(
+        self, name: str, hosts: list[str], ok: bool | None, detail: str, remedy: str = "", *, required: bool = True
+    ) -> None:
+        file, *rest = name.split("::")
+        id_ = "::".join([f"site.{file.removesuffix('.py')}", *rest])
+        for host in hosts:
+            if (host, id_) not in self._made or ok is not True:  # a failure after the test is not undone by its success
+                check = Check(id_, ok, detail, "" if ok else remedy or f"mend {self._place / file}", required)
+                self._made[host, id_] = check
+
+    def checks(self) -> dict[str, list[Check]]:
+        made: dict[str, list[Check]] = {name: [] for name in self._names}
+        for (host, _), check in self._made.items():
+            made[host].append(check)
+        return made
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._noted = ("", "")
