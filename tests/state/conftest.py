@@ -1,10 +1,10 @@
 """For plain pytest: ``pytest tests/state --hosts=ansible://lab01 --ansible-inventory=inventory/lab`` plans by itself, then judges.
 
-``./inv verify`` brings its own plan. The fixtures of the checks are in `bigiron.judge.suite`.
+``./inv verify`` brings its own plan. The fixtures of the checks are in `bigiron.judge.fixtures`.
 """
 
 from bigiron.judge import plain
-from bigiron.judge.suite import NAME
+from bigiron.judge.fixtures import NAME
 
 
 def pytest_addoption(parser):

@@ -105,4 +105,4 @@ def session(arguments: Sequence[str], suite: Any, junit: Path | None) -> tuple[i
         code = int(pytest.main([*arguments, *settings, *report], plugins=[suite]))
     if code == pytest.ExitCode.INTERRUPTED and not suite.ended:
         raise KeyboardInterrupt
-    return code, " ".join([*suite.problems, *said.getvalue().split()])[-400:]
+    return code, " ".join(suite.problems or said.getvalue().split())[-400:]

@@ -75,7 +75,7 @@ class Facts(Mapping[str, Any]):
         return self._facts.get(name, default)
 
     def absent(self, *names: str) -> bool:
-        """Was it seen that the thing at ``names`` does not exist (as opposed to: could not be looked at)?"""
+        """True when it was seen that the thing at ``names`` does not exist (as opposed to: could not be looked at)."""
         value: Any = self._facts
         for name in names:
             value = value.get(name, {}) if isinstance(value, Mapping) else {}

@@ -49,7 +49,7 @@ class _Fed(BaseBackend):  # type: ignore[misc]  # testinfra ships no types
         line = self.quote(command, *args)
         pipe = subprocess.PIPE
         environment = {**os.environ, **self.extra_env}
-        with subprocess.Popen(line, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
+        with subprocess.Popen(["/bin/sh", "-c", line], stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
             try:
                 out, err = child.communicate(self.feed())
             except BaseException:
@@ -151,7 +151,7 @@ def opened(connection: Connection) -> Iterator[Reached]:
     if connection.kind == "local":
         yield Reached(connection, _FedLocal())
         return
-    folder = Path(tempfile.mkdtemp(prefix="bi-", dir=None if len(tempfile.gettempdir()) < 50 else "/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="bi-", dir=None if len(tempfile.gettempdir()) < 50 else "/tmp"))  # noqa: S108
     control = folder / "ssh"  # a socket's path may have 108 bytes, and ssh adds 17 while it opens it
     settings = ["ControlMaster=auto", f"ControlPath={control}", "ControlPersist=60", "ServerAliveInterval=15"]
     env = {}

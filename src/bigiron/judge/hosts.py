@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from bigiron.errors import BigironError, Unreachable
 from bigiron.fleet.connection import Connection
@@ -61,7 +61,7 @@ class Hosts:
         self._pool = ThreadPoolExecutor(min(AT_ONCE, len(hosts) or 1))
         self._open = contextlib.ExitStack()
 
-    def __enter__(self) -> Hosts:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

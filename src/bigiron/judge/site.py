@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from bigiron.judge import SITE, session
+from bigiron.judge.checks import Facts
 from bigiron.judge.hosts import Hosts
 from bigiron.judge.suite import Suite, host_of, outcome
 from bigiron.judge.verdict import Check
@@ -87,45 +87,52 @@ def _merge(junit: Path, other: Path) -> None:
         document.write(junit, encoding="utf-8", xml_declaration=True)
 
 
+def _named(nodeid: str) -> str:
+    file, *rest = nodeid.split("::")
+    return "::".join([f"site.{file.removesuffix('.py')}".rstrip("."), *rest])
+
+
 class SiteSuite(Suite):
     """The session over one folder of a person's tests."""
 
     def __init__(self, hosts: Hosts, place: Path, names: list[str]) -> None:
         super().__init__(hosts)
         self._place, self._names = place, names
-        self._items: dict[str, tuple[str, list[str]]] = {}
         self._made: dict[tuple[str, str], Check] = {}
 
-    def names_for(self, path: Path) -> list[str]:
+    def names(self) -> list[str]:
         return self._names
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             lines = [line.removeprefix("E ").strip() for line in str(report.longrepr).splitlines() if line.strip()]
             told = [line for line in lines if "Error" in line or "Exception" in line] or lines or ["it cannot be read"]
-            self._put(report.nodeid or self._place.name, self._names, False, told[-1])
+            file = self._place / report.nodeid
+            self._put(_named(report.nodeid), self._names, False, told[-1], f"mend {file}")
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
-        from bigiron.judge.checks import Facts
-
+    @pytest.hookimpl(trylast=True)  # their own conftest.py may leave items out
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:  # noqa: ARG002
         for name in self._names:
             found = self.hosts.found(name)
             self.facts[name] = Facts({} if isinstance(found, Check) else found)
-        yield  # their own conftest.py may leave items out
         for item in items:
-            self._items[item.nodeid] = (self._id(item), self._hosts_of(item))
+            for host in self._hosts_of(item):
+                self._made[host, self._id(item)] = Check(self._id(item), None, "never run", f"mend {self._place}")
 
     def keep(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         """A skip, or a failure that is expected, is open and may stay so; any other exception is a failure."""
-        name, hosts = self._items.get(item.nodeid, (self._id(item), self._hosts_of(item)))
         said = outcome(call)[1] or self._noted[0]
         if not said and call.excinfo:
-            said = str(call.excinfo.traceback[-1].statement).strip()
+            explained = str(call.excinfo.value).partition("\n")[0]
+            said = f"{call.excinfo.traceback[-1].statement}" + (f" ({explained})" if explained else "")
         where = {"setup": "before the test: ", "teardown": "after the test: "}.get(call.when, "") if report.failed else ""
         remedy = f"mend the host, or {self._place / item.location[0]}:{(item.location[1] or 0) + 1}"
-        ok = None if report.skipped else report.passed
-        self._put(name, hosts, ok, where + (said or str(report.longrepr or "passed")), remedy, required=not report.skipped)
+        detail = where + (said or str(report.longrepr or "passed"))
+        for host in self._hosts_of(item):
+            before = self._made.get((host, self._id(item)))
+            if report.when == "call" or not (before and before.ok is False):
+                ok = None if report.skipped else report.passed
+                self._put(self._id(item), [host], ok, detail, remedy, required=not report.skipped)
 
     def _hosts_of(self, item: pytest.Item) -> list[str]:
         """A test that asks for nothing of a host is about all of them."""
@@ -133,28 +140,19 @@ class SiteSuite(Suite):
         return [host] if host else self._names
 
     def _id(self, item: pytest.Item) -> str:
-        """``test_file::test_name``, with the test's own parameters but without the host's name."""
-        host, callspec = host_of(item), getattr(item, "callspec", None)
-        if not host or callspec is None:
-            return item.nodeid
-        rest = callspec.id.removeprefix(host).removeprefix("-")
-        return item.nodeid.removesuffix(f"[{callspec.id}]") + (f"[{rest}]" if rest else "")
+        """``site.test_file::test_name``, with the test's own parameters but without the host's name."""
+        host, callspec, name = host_of(item), getattr(item, "callspec", None), item.nodeid
+        if host and callspec:
+            rest = callspec.id.removeprefix(host).removeprefix("-")
+            name = name.removesuffix(f"[{callspec.id}]") + (f"[{rest}]" if rest else "")
+        return _named(name)
 
-    def _put(
-        self, name: str, hosts: list[str], ok: bool | None, detail: str, remedy: str = "", *, required: bool = True
-    ) -> None:
-        file, *rest = name.split("::")
-        id_ = "::".join([f"site.{file.removesuffix('.py')}", *rest])
+    def _put(self, id_: str, hosts: list[str], ok: bool | None, detail: str, remedy: str, *, required: bool = True) -> None:
         for host in hosts:
-            if (host, id_) not in self._made or ok is not True:  # a failure after the test is not undone by its success
-                check = Check(id_, ok, detail, "" if ok else remedy or f"mend {self._place / file}", required)
-                self._made[host, id_] = check
+            self._made[host, id_] = Check(id_, ok, detail, "" if ok else remedy, required)
 
     def checks(self) -> dict[str, list[Check]]:
         made: dict[str, list[Check]] = {name: [] for name in self._names}
         for (host, _), check in self._made.items():
             made[host].append(check)
         return made
-
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._noted = ("", "")

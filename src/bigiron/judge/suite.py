@@ -9,44 +9,11 @@ from typing import Any
 import pytest
 
 from bigiron.errors import BigironError
+from bigiron.judge import fixtures
 from bigiron.judge.checks import REPORT, Case, Facts, Plan, cases
+from bigiron.judge.fixtures import HOST, NAME
 from bigiron.judge.hosts import Hosts
 from bigiron.judge.verdict import Check, Verdict
-
-NAME = "bigiron-judge"
-HOST = "_judged"
-"""The fixture that says which host a test is about; the others come from it."""
-
-
-class Fixtures:
-    """``plan``, ``found``, ``note`` and testinfra's ``host``, over the connection that the inventory describes."""
-
-    def __init__(self, suite: Suite) -> None:
-        self._suite = suite
-
-    @pytest.fixture(scope="module", name=HOST)
-    def judged(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
-
-    @pytest.fixture(scope="module")
-    def plan(self, _judged: str) -> Plan:
-        """The plan's role variables of the host: ``plan["llama_server_port"]``."""
-        return self._suite.hosts.plans[_judged]
-
-    @pytest.fixture(scope="module")
-    def found(self, _judged: str) -> Facts:
-        """What the collector found on the host; see `Facts`."""
-        return self._suite.facts[_judged]
-
-    @pytest.fixture(scope="module")
-    def host(self, _judged: str) -> Any:
-        """Testinfra's host; each question to it is a round trip."""
-        return self._suite.hosts.for_tests(_judged)
-
-    @pytest.fixture(scope="session")
-    def note(self) -> Any:
-        """``note(text, remedy="")``: what a person reads about this check, whether it passes or fails."""
-        return self._suite.note
 
 
 class NotJudged(pytest.Item):
@@ -85,7 +52,7 @@ class Suite:
     def pytest_configure(self, config: pytest.Config) -> None:
         config.addinivalue_line("markers", "check(spec): a check of the verdict, see bigiron.judge.checks.check")
         config.addinivalue_line("markers", "case(case): the same on one host, made by bigiron.judge.suite")
-        config.pluginmanager.register(Fixtures(self), f"{NAME}-fixtures")  # after testinfra's own, whose ``host`` it replaces
+        config.pluginmanager.register(fixtures, f"{NAME}-fixtures")  # after testinfra's own, whose ``host`` it replaces
         self.hosts.start()
 
     @pytest.hookimpl(tryfirst=True)
@@ -93,7 +60,7 @@ class Suite:
         mark = metafunc.definition.get_closest_marker("check")
         if mark is None:
             if HOST in metafunc.fixturenames:
-                names = self.names_for(metafunc.definition.path)
+                names = self.names()
                 metafunc.parametrize(HOST, names, indirect=True, scope="module", ids=names)
             return
         spec = mark.args[0]
@@ -101,7 +68,7 @@ class Suite:
             raise BigironError(
                 f"the check {spec.id} asks for none of plan, found and host", where=f"{metafunc.definition.path.name}"
             )
-        made = [case for plan in self.hosts.plans.values() for case in cases(spec, plan) if self.wanted(case)]
+        made = [case for plan in self.hosts.plans.values() for case in cases(spec, plan)]
         arguments = [HOST] if spec.argument is None else [HOST, spec.argument]
         metafunc.parametrize(
             arguments,
@@ -159,25 +126,22 @@ class Suite:
 
     # What they do
 
-    def names_for(self, path: Path) -> list[str]:
-        """The hosts that the tests in ``path`` are about."""
-        del path
+    def names(self) -> list[str]:
+        """The hosts that tests which are no checks of ours are about."""
         return list(self.hosts.plans)
 
-    def wanted(self, case: Case) -> bool:
-        """Is this check to be made?"""
-        del case
-        return True
-
     def _request(self, plan: Plan, items: list[pytest.Item]) -> dict[str, Any]:
-        """What the ``look(plan)`` of each file of checks asks for, together. One that cannot read the plan asks for nothing."""
+        """What the ``look(plan)`` of each file of checks asks for, together."""
         request: dict[str, Any] = {"deep": plan.deep}
-        modules = {id(module): module for item in items if (module := getattr(item, "module", None))}
-        for module in modules.values():
+        modules = {item.path: module for item in items if (module := getattr(item, "module", None))}
+        for path, module in modules.items():
             look = getattr(module, "look", None)
             try:
                 wishes = look(plan) if look else {}
-            except Exception:  # noqa: BLE001 - its checks fail on the same plan, and say why
+            except Exception as problem:  # noqa: BLE001 - whatever went wrong belongs in the verdict
+                said = f"cannot tell: it is not known what to look at ({type(problem).__name__}: {problem})"
+                name = f"{path.stem.removeprefix('test_')}.look"
+                self._checks[f"{plan.host}-{name}"] = (plan.host, Check(name, None, said, REPORT))
                 continue
             for name, value in wishes.items():
                 if isinstance(value, list):
@@ -193,8 +157,8 @@ class Suite:
         host, check = self._checks[item.nodeid]
         detail, remedy = self._noted
         ok, said = outcome(call)
-        if call.excinfo and ok is None and not said.startswith("cannot tell"):
-            said, remedy = f"cannot tell: {said}", REPORT
+        if ok is None and not report.skipped:
+            said, remedy = f"cannot tell: this check failed itself ({said})", REPORT
         words = getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
         remedy = remedy or check.remedy
         self._checks[item.nodeid] = (host, Check(check.id, ok, said or detail or words, remedy, check.required))
@@ -226,7 +190,7 @@ def outcome(call: pytest.CallInfo[None]) -> tuple[bool | None, str]:
         return False, "" if said.startswith("assert ") else said
     if isinstance(problem, pytest.skip.Exception):
         return None, said
-    return None, f"this check failed itself ({type(problem).__name__}: {said})"
+    return None, f"{type(problem).__name__}: {said}"
 
 
 def case_of(item: pytest.Item) -> Case | None:

@@ -174,10 +174,16 @@ def limit(text: str) -> int | None:
     return None if text == "unlimited" else int(text)
 
 
-def shortened(key: str, effective: str) -> str:
-    """What systemd has for ``key``, for a person to read."""
-    words = "; ".join(commands(effective)) if key in COMMANDS else effective.strip()
-    return words[:300] or "(empty)"
+def compared(key: str, planned: list[str], effective: str) -> tuple[str, str]:
+    """What systemd has for ``key`` and what is planned, for a person to read: of commands that differ, from there on."""
+    if key not in COMMANDS:
+        return effective.strip() or "(empty)", " ".join(planned) or "(empty)"
+    have, want = " ; ".join(commands(effective)).split(), " ; ".join(map(command, planned)).split()
+    if have == want:
+        return " ".join(have[:4]) + f" and {len(have) - 4} words more as planned", ""
+    same = next((at for at, pair in enumerate(zip(have, want, strict=False)) if pair[0] != pair[1]), min(len(have), len(want)))
+    first = "..., " if same else ""
+    return first + (" ".join(have[same : same + 8]) or "no more"), first + (" ".join(want[same : same + 8]) or "no more")
 
 
 EXIT_MEANINGS = {

@@ -84,7 +84,7 @@ def release(request: dict[str, Any], pool: concurrent.futures.Executor, deep: bo
 
 
 def gpu(user: str) -> dict[str, Any]:
-    """Display controllers and accelerators by PCI class with their drivers, and device nodes with: may ``user`` open them?"""
+    """Display controllers and accelerators by PCI class with their drivers, and device nodes: can ``user`` open each."""
     cards = []
     base = "/sys/bus/pci/devices"
     for slot in sorted(os.listdir(base)) if os.path.isdir(base) else []:

@@ -89,7 +89,7 @@ def service(request: dict[str, Any], pool: concurrent.futures.Executor, deep: bo
 
 
 def lint(unit: str) -> dict[str, Any]:
-    """systemd's own complaints about ``unit`` with its drop-ins merged. The options need systemd 250, older ones do without."""
+    """The complaints of systemd itself about ``unit`` with its drop-ins merged. The options need systemd 250, older ones do without."""
     answer = run(["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit])
     if "unrecognized option" in answer.get("out", ""):
         answer = run(["systemd-analyze", "verify", unit])
