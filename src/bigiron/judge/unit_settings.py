@@ -182,8 +182,9 @@ def compared(key: str, planned: list[str], effective: str) -> tuple[str, str]:
     if have == want:
         return " ".join(have[:4]) + f" and {len(have) - 4} words more as planned", ""
     same = next((at for at, pair in enumerate(zip(have, want, strict=False)) if pair[0] != pair[1]), min(len(have), len(want)))
-    first = "..., " if same else ""
-    return first + (" ".join(have[same : same + 8]) or "no more"), first + (" ".join(want[same : same + 8]) or "no more")
+    start = "... " if same else ""
+    there, wanted = (" ".join(words[same : same + 8]) for words in (have, want))
+    return start + (there or "nothing more"), start + (wanted or "nothing more")
 
 
 EXIT_MEANINGS = {
