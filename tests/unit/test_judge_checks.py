@@ -14,7 +14,6 @@ from bigiron import judge
 from bigiron.errors import BigironError
 from bigiron.fleet.connection import Connection
 from bigiron.judge import suite, unit_settings
-from bigiron.judge.hosts import HostToJudge
 from bigiron.judge.verdict import Check
 from bigiron.paths import PROJECT
 
@@ -32,7 +31,7 @@ class Somewhere:
 
 def run(hosts: dict[str, tuple[Facts, Facts]], *, deep: bool = True) -> dict[str, dict[str, Check]]:
     """The checks by host and id, of hosts with these (facts, expect)."""
-    to_judge = [HostToJudge(name, Somewhere(), expect) for name, (_, expect) in hosts.items()]
+    to_judge = [judge.HostToJudge(name, Somewhere(), expect) for name, (_, expect) in hosts.items()]
     verdicts = judge.run(to_judge, deep=deep, collect=lambda host, request: hosts[host.name][0])
     found = {verdict.host: {check.id: check for check in verdict.checks} for verdict in verdicts}
     assert [len(checks) for checks in found.values()] == [len(verdict.checks) for verdict in verdicts]
@@ -433,11 +432,11 @@ def test_the_planned_build_options_decide_whether_gpus_are_looked_at(
     expect["llama_cpp_identity"]["options"].update(options)
     asked = []
 
-    def collect(_host: HostToJudge, request: Callable[[], Facts]) -> Facts:
+    def collect(_host: judge.HostToJudge, request: Callable[[], Facts]) -> Facts:
         asked.append(request())
         return facts
 
-    [verdict] = judge.run([HostToJudge("lab04", Somewhere(), expect)], collect=collect)
+    [verdict] = judge.run([judge.HostToJudge("lab04", Somewhere(), expect)], collect=collect)
     assert asked[0]["release"]["gpu"] is bool(backends)
     assert {check.id for check in verdict.checks if check.id.startswith("release.gpu")} == {
         f"release.gpu:{b}" for b in backends
@@ -496,7 +495,7 @@ def test_a_check_must_be_about_a_host(monkeypatch: pytest.MonkeyPatch, facts: Fa
         "from bigiron.judge.checks import check\n\n@check('part.nothing')\ndef test_nothing():\n    pass\n"
     )
     monkeypatch.setattr(judge, "SUITE", tmp_path)
-    with pytest.raises(BigironError, match="part.nothing asks for none of plan, found and host"):
+    with pytest.raises(BigironError, match=r"part\.nothing asks for none of plan, found and host"):
         judged(facts, expect)
 
 

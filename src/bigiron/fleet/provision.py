@@ -203,7 +203,7 @@ class _Provision:
         if not sound:
             return
         self.say(f"verifying {', '.join(sound)}")
-        verdicts = judge.run([judge.to_judge(name, one.target, one.plan.variables) for name, one in sound.items()])
+        verdicts = judge.run([judge.HostToJudge(name, one.target, one.plan.variables) for name, one in sound.items()])
         measurements = measure(list(sound.values()))
         for verdict in verdicts:
             name, one = verdict.host, sound[verdict.host]

@@ -9,21 +9,43 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bigiron.errors import BigironError, UsageError
 from bigiron.paths import PROJECT
 
 if TYPE_CHECKING:
+    from bigiron.fleet.connection import Connection
     from bigiron.fleet.inventory import Target
-    from bigiron.judge.hosts import Collect, HostToJudge
+    from bigiron.judge.hosts import Collect
     from bigiron.judge.verdict import Verdict
 
 SUITE = PROJECT / "tests" / "state"
 SITE = SUITE / "site"
 _NEEDLESS = ("hypothesispytest", "timeout", "anyio", "xdist", "cacheprovider", "faulthandler", "unraisableexception", "doctest")
+
+
+class Reachable(Protocol):
+    """What the verifier needs of an inventory host (`bigiron.fleet.inventory.Target` is one)."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+
+@dataclass(frozen=True)
+class HostToJudge:
+    """A host and what its plan expects: the role variables of docs/architecture.md, as plain data.
+
+    ``expect`` also has ``llama_server_unit_text``, the planned text of the unit (`planned_unit_text` when it is not there).
+    ``site`` is the folder of the person's own tests for it.
+    """
+
+    name: str
+    target: Reachable
+    expect: Mapping[str, Any] = field(repr=False)
+    site: Path | None = None
 
 
 def hosts(
@@ -38,18 +60,16 @@ def hosts(
     from bigiron.judge import site
 
     surveys, errors = survey.survey(targets)
-    judged = [to_judge(name, one.target, one.plan.variables) for name, one in surveys.items()]
-    judged = [replace(host, site=site.folder(one.target)) for host, one in zip(judged, surveys.values(), strict=True)]
+    judged = [HostToJudge(name, one.target, one.plan.variables, site.folder(one.target)) for name, one in surveys.items()]
     report = Path(junit) if junit else None
     return run(judged, deep=deep, completion=completion, junit=report) if judged else [], errors
 
 
-def to_judge(name: str, target: Any, variables: Mapping[str, Any]) -> HostToJudge:
-    """A host with what its plan expects: its role variables, and the text of the unit they make."""
-    from bigiron.judge.hosts import HostToJudge
+def planned_unit_text(variables: Mapping[str, Any]) -> str:
+    """The text of the unit that these role variables make."""
     from bigiron.parts.render import render
 
-    return HostToJudge(name, target, {"llama_server_unit_text": render("llama-server.service", variables), **variables})
+    return render("llama-server.service", variables)
 
 
 def run(

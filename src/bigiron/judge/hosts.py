@@ -7,41 +7,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from bigiron.errors import BigironError, Unreachable
-from bigiron.fleet.connection import Connection
+from bigiron.judge import HostToJudge, planned_unit_text
 from bigiron.judge.checks import Plan
 from bigiron.judge.verdict import Check
 
 AT_ONCE = 16
 
 
-class Reachable(Protocol):
-    """What the verifier needs of an inventory host (`bigiron.fleet.inventory.Target` is one)."""
-
-    @property
-    def connection(self) -> Connection: ...
-
-
-@dataclass(frozen=True)
-class HostToJudge:
-    """A host and what its plan expects: the role variables of docs/architecture.md, as plain data.
-
-    ``expect`` also has ``llama_server_unit_text``, the planned text of the unit; without it, it is rendered from the others.
-    ``site`` is the folder of the person's own tests for it.
-    """
-
-    name: str
-    target: Reachable
-    expect: Mapping[str, Any] = field(repr=False)
-    site: Path | None = None
-
-
 Collect = Callable[[HostToJudge, Callable[[], Mapping[str, Any]]], Mapping[str, Any]]
 """``(host, request) -> facts``. ``request()`` waits until it is known what to look at. Raises BigironError."""
+
+
+def _whole(expect: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = "llama_server_unit_text"
+    return expect if name in expect else {**expect, name: planned_unit_text(expect)}
 
 
 class Hosts:
@@ -51,7 +33,7 @@ class Hosts:
         self, hosts: Sequence[HostToJudge], *, deep: bool = False, completion: bool = True, collect: Collect | None = None
     ) -> None:
         self.hosts = {host.name: host for host in hosts}
-        self.plans = {host.name: Plan(host.name, host.expect, deep, completion) for host in hosts}
+        self.plans = {host.name: Plan(host.name, _whole(host.expect), deep, completion) for host in hosts}
         self.seconds: dict[str, float] = {}
         self._collect = collect or self._over_ssh
         self._requests: dict[str, Mapping[str, Any]] = {}

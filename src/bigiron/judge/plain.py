@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bigiron.errors import BigironError, Unreachable
-from bigiron.judge import to_judge
+from bigiron.judge import HostToJudge
 from bigiron.judge.fixtures import NAME
 from bigiron.judge.hosts import Hosts
 from bigiron.judge.suite import Suite
@@ -29,7 +29,7 @@ def start(config: pytest.Config) -> None:
         surveys, errors = survey.survey(targets)
     except BigironError as problem:
         raise pytest.UsageError(f"{problem}" + (f" ({problem.hint})" if problem.hint else "")) from None
-    judged = [to_judge(name, one.target, one.plan.variables) for name, one in surveys.items()]
+    judged = [HostToJudge(name, one.target, one.plan.variables) for name, one in surveys.items()]
     lost = {
         name: Check("connection" if isinstance(error, Unreachable) else "plan", False, error.what, error.hint or "")
         for name, error in errors.items()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -67,16 +70,34 @@ def _run(hosts: Hosts, place: Path, names: list[str], junit: Path | None) -> dic
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "site.xml" if junit else None
         try:
-            code, said = session(arguments, suite, report)
+            with _forgotten(place):
+                code, said = session(arguments, suite, report)
         except (Exception, SystemExit) as problem:  # noqa: BLE001 - a file of theirs may raise anything while it is imported
             code, said = -1, f"{type(problem).__name__}: {problem}"
         if junit and report and report.exists():
             _merge(junit, report)
     checks = suite.checks()
     if code not in (0, 1) or not any(checks.values()):
-        for name, one in failed(f"the run of the tests ended early ({said or 'there was no test'})").items():
-            checks[name] += one
+        why = (
+            f"{place} holds no test"
+            if code == pytest.ExitCode.NO_TESTS_COLLECTED
+            else f"the run of the tests ended early: {said}"
+        )
+        checks = {name: [*checks[name], *more] for name, more in failed(why).items()}
     return checks
+
+
+@contextlib.contextmanager
+def _forgotten(place: Path) -> Iterator[None]:
+    """Forget afterwards what was imported from ``place``: another folder may have files of the same names."""
+    path = sys.path[:]
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None) or "").startswith(f"{place}{os.sep}"):
+                del sys.modules[name]
 
 
 def _merge(junit: Path, other: Path) -> None:
@@ -124,7 +145,7 @@ class SiteSuite(Suite):
         said = outcome(call)[1] or self._noted[0]
         if not said and call.excinfo:
             explained = str(call.excinfo.value).partition("\n")[0]
-            said = f"{call.excinfo.traceback[-1].statement}" + (f" ({explained})" if explained else "")
+            said = str(call.excinfo.traceback[-1].statement).strip() + (f" ({explained})" if explained else "")
         where = {"setup": "before the test: ", "teardown": "after the test: "}.get(call.when, "") if report.failed else ""
         remedy = f"mend the host, or {self._place / item.location[0]}:{(item.location[1] or 0) + 1}"
         detail = where + (said or str(report.longrepr or "passed"))
