@@ -155,6 +155,26 @@ def test_repeated_properties_keep_all_lines(monkeypatch: pytest.MonkeyPatch) -> 
     assert running.show("x.service") == {"LoadState": "loaded", "DeviceAllow": "a r\nb r"}
 
 
+def test_what_a_drop_in_sets_is_told_without_values(tmp_path: Path) -> None:
+    drop_in = tmp_path / "x.conf"
+    drop_in.write_text("# c\n[Service]\nExecStart=\nExecStart=/bin/x \\\n  A=1\nEnvironment=K=secret\n[Unit]\nAfter=a\n")
+    found = running.drop_ins(f"{drop_in} /nowhere/y.conf")
+    assert found[str(drop_in)] == ["Service.Environment", "Service.ExecStart", "Unit.After"]
+    assert found["/nowhere/y.conf"]["missing"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("argv[]=/bin/x --api-key sk-1 --port 1 ; x", "argv[]=/bin/x --api-key (a secret) --port 1 ; x"),
+        ("--hf-token=abc --api-key-file /f", "--hf-token=(a secret) --api-key-file /f"),
+        ("LANG=C HF_TOKEN=abc MY_PASSWORD=x A=b", "LANG=C HF_TOKEN=(a secret) MY_PASSWORD=(a secret) A=b"),
+    ],
+)
+def test_secrets_in_what_systemctl_prints_are_masked(text: str, shown: str) -> None:
+    assert serving.masked_text(text) == shown
+
+
 def test_addresses_as_the_kernel_writes_them() -> None:
     address_of = running.address_of
     word = "0100007F" if sys.byteorder == "little" else "7F000001"
@@ -201,6 +221,22 @@ def test_an_unreachable_host_is_said_in_sshs_words() -> None:
     ):
         opened.collect(dict)
     assert "refused" in caught.value.what
+
+
+def test_a_persons_tests_become_root_as_the_inventory_says(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    sudo = tmp_path / "sudo"
+    sudo.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >> {log}\nshift 3\nexec "$@"\n')
+    sudo.chmod(0o755)
+    identity = tmp_path / "id"
+    identity.write_text("#!/bin/sh\necho 1000\n")
+    identity.chmod(0o755)
+    connection = Connection(kind="local", name="here", host="localhost", become_exe=str(sudo), become_user="boss")
+    with collect.opened(connection) as opened:
+        opened.backend.extra_env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        host = opened.for_tests()
+        assert host.check_output("echo %s", "it's me") == "it's me"
+    assert log.read_text().splitlines() == ["-n -u boss true", "-n -u boss /bin/sh"]
 
 
 def test_sudo_is_asked_once_with_a_wrong_password(tmp_path: Path) -> None:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 SUITE = PROJECT / "tests" / "state"
 SITE = SUITE / "site"
-_NEEDLESS = ("hypothesispytest", "timeout", "anyio", "xdist", "cacheprovider", "faulthandler", "unraisableexception", "doctest")
+_NEEDLESS = (
+    "hypothesispytest", "timeout", "anyio", "xdist", "cacheprovider", "faulthandler", "unraisableexception", "threadexception",
+    "doctest", "logging", "warnings",
+)  # fmt: skip
+"""pytest's plugins that no check uses; each costs something for every item."""
 
 
 class Reachable(Protocol):
