@@ -140,7 +140,7 @@ def main() -> None:
         ("no-op provision / ssh floor", one / floor, 6.0),
         (f"no-op provision / {TASKS} stock tasks", one / stock_s, 0.15),
         (f"{len(names)} hosts / 1 host", eight / one, 3.0),
-        ("verify / ssh floor", judged / floor, 12.0),
+        ("verify / ssh floor", judged / floor, 5.0),
         (f"{MANY} resources / {TASKS}", more / one, 1.3),
     ]
     start = seconds["./inv --list"] - seconds["invoke --list"]

@@ -18,8 +18,8 @@ import pytest
 from bigiron import judge
 from bigiron.errors import BigironError, Unreachable, UsageError
 from bigiron.fleet.connection import Connection
+from bigiron.judge import judged
 from bigiron.judge import plain as plain_pytest
-from bigiron.judge import site
 from bigiron.judge.verdict import Check, Verdict
 from bigiron.paths import PROJECT
 
@@ -275,12 +275,12 @@ def test_the_inventory_names_the_folder(tmp_path: Path, monkeypatch: pytest.Monk
         return SimpleNamespace(vars=variables, inventory=str(inventory))
 
     for inventory in (tmp_path, tmp_path / "hosts.yml"):
-        assert site.folder(target(inventory, bigiron_site_tests="mine")) == tmp_path / "mine"
-    assert site.folder(target(tmp_path, bigiron_site_tests=str(tmp_path))) == tmp_path
-    monkeypatch.setattr(site, "SITE", tmp_path / "mine")
-    assert site.folder(target(tmp_path)) is None
+        assert judged.site_folder(target(inventory, bigiron_site_tests="mine")) == tmp_path / "mine"
+    assert judged.site_folder(target(tmp_path, bigiron_site_tests=str(tmp_path))) == tmp_path
+    monkeypatch.setattr(judged, "SITE", tmp_path / "mine")
+    assert judged.site_folder(target(tmp_path)) is None
     (tmp_path / "mine" / "test_x.py").touch()
-    assert site.folder(target(tmp_path)) == tmp_path / "mine"
+    assert judged.site_folder(target(tmp_path)) == tmp_path / "mine"
 
 
 # Plain pytest

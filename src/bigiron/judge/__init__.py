@@ -19,7 +19,7 @@ from bigiron.paths import PROJECT
 if TYPE_CHECKING:
     from bigiron.fleet.connection import Connection
     from bigiron.fleet.inventory import Target
-    from bigiron.judge.hosts import Collect
+    from bigiron.judge.judged import Collect
     from bigiron.judge.verdict import Verdict
 
 SUITE = PROJECT / "tests" / "state"
@@ -61,10 +61,10 @@ def hosts(
     and model; ``completion`` asks each server for one; ``junit`` is where a JUnit report is written.
     """
     from bigiron.fleet import survey
-    from bigiron.judge import site
+    from bigiron.judge.judged import site_folder
 
     surveys, errors = survey.survey(targets)
-    judged = [HostToJudge(name, one.target, one.plan.variables, site.folder(one.target)) for name, one in surveys.items()]
+    judged = [HostToJudge(name, one.target, one.plan.variables, site_folder(one.target)) for name, one in surveys.items()]
     report = Path(junit) if junit else None
     return run(judged, deep=deep, completion=completion, junit=report) if judged else [], errors
 
@@ -88,22 +88,27 @@ def run(
 
     ``collect`` replaces the collector (tests). Raises UsageError for no hosts, BigironError when the checks cannot run.
     """
-    from bigiron.judge import site
-    from bigiron.judge.hosts import Hosts
-    from bigiron.judge.suite import Suite
+    from bigiron.judge.judged import Hosts
 
     if not hosts:
         raise UsageError("there is no host to verify", hint="./inv hosts lists what the inventory has")
     if not __debug__:
         raise UsageError("Python was told to leave out assertions, which are what the checks are", hint="unset PYTHONOPTIMIZE")
     with Hosts(hosts, deep=deep, completion=completion, collect=collect) as looked:
+        looked.start()
+        from bigiron.judge.suite import Suite
+
         suite = Suite(looked)
         arguments = [str(SUITE), f"--ignore={SITE}", "-s", "--assert=plain", "--import-mode=importlib", f"--rootdir={PROJECT}"]
         arguments += [word for name in _NEEDLESS for word in ("-p", f"no:{name}")]
         code, said = session(arguments, suite, junit)
         if code not in (0, 1) or not suite.ended:
             raise BigironError(f"the checks could not run (pytest ended with {code}): {said}", where=str(SUITE))
-        own = site.run(looked, junit) if any(host.site for host in hosts) else {}
+        own = {}
+        if any(host.site for host in hosts):
+            from bigiron.judge import site
+
+            own = site.run(looked, junit)
         return [replace(one, checks=[*one.checks, *own.get(one.host, [])]) for one in suite.verdicts()]
 
 

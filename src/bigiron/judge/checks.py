@@ -7,10 +7,12 @@ A check is an ordinary test function with ordinary asserts. Its fixtures are ``p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pytest
+
+from bigiron.judge.judged import Plan
 
 PROVISION = "./inv provision --host {host}"
 REPORT = "this is a fault of bigiron: report it with the output of ./inv verify --json"
@@ -19,25 +21,6 @@ REPORT = "this is a fault of bigiron: report it with the output of ./inv verify 
 def cannot_tell(reason: str) -> NoReturn:
     """Leave this check open: neither passed nor failed. It keeps the verdict from being ok unless it is not required."""
     pytest.skip(f"cannot tell: {reason}")
-
-
-@dataclass(frozen=True)
-class Plan(Mapping[str, Any]):
-    """The plan's role variables of one host (docs/architecture.md), its name, and what the verifier was asked to do there."""
-
-    host: str
-    variables: Mapping[str, Any] = field(repr=False)
-    deep: bool = False
-    completion: bool = True
-
-    def __getitem__(self, name: str) -> Any:
-        return self.variables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.variables)
-
-    def __len__(self) -> int:
-        return len(self.variables)
 
 
 class Facts(Mapping[str, Any]):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from bigiron.judge.checks import Facts, Plan
+from bigiron.judge.checks import Facts
+from bigiron.judge.judged import Plan
 
 if TYPE_CHECKING:
     from bigiron.judge.suite import Suite

@@ -7,7 +7,7 @@ import pytest
 from bigiron.errors import BigironError, Unreachable
 from bigiron.judge import HostToJudge
 from bigiron.judge.fixtures import NAME
-from bigiron.judge.hosts import Hosts
+from bigiron.judge.judged import Hosts
 from bigiron.judge.suite import Suite
 from bigiron.judge.verdict import Check
 

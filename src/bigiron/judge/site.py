@@ -8,35 +8,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from bigiron.judge import SITE, session
+from bigiron.judge import session
 from bigiron.judge.checks import Facts
-from bigiron.judge.hosts import Hosts
+from bigiron.judge.judged import SITE_TESTS, Hosts, own_files
 from bigiron.judge.suite import Suite, host_of, outcome
 from bigiron.judge.verdict import Check
-
-if TYPE_CHECKING:
-    from bigiron.fleet.inventory import Target
-
-VARIABLE = "bigiron_site_tests"
-
-
-def folder(target: Target) -> Path | None:
-    """Where the person's tests for a host are: the folder its inventory names, else tests/state/site; None when it has no test."""
-    named = target.vars.get(VARIABLE)
-    if named is None:
-        return SITE if _files(SITE) else None
-    bases = [source if source.is_dir() else source.parent for source in map(Path, target.inventory.split(","))]
-    places = [(base / Path(str(named)).expanduser()).resolve() for base in bases]
-    return next((place for place in places if place.is_dir()), places[0])
-
-
-def _files(place: Path) -> list[Path]:
-    return sorted([*place.rglob("test_*.py"), *place.rglob("*_test.py")])
 
 
 def run(hosts: Hosts, junit: Path | None) -> dict[str, list[Check]]:
@@ -56,8 +36,10 @@ def _run(hosts: Hosts, place: Path, names: list[str], junit: Path | None) -> dic
     def failed(why: str) -> dict[str, list[Check]]:
         return {name: [Check("site", False, why, f"mend {place}")] for name in names}
 
-    if not _files(place):
-        return failed(f"{place} holds no file of tests" if place.is_dir() else f"{VARIABLE} names {place}, which is no folder")
+    if not own_files(place):
+        return failed(
+            f"{place} holds no file of tests" if place.is_dir() else f"{SITE_TESTS} names {place}, which is no folder"
+        )
     suite = SiteSuite(hosts, place, names)
     arguments = [
         str(place),

@@ -10,9 +10,9 @@ import pytest
 
 from bigiron.errors import BigironError
 from bigiron.judge import fixtures
-from bigiron.judge.checks import REPORT, Case, Facts, Plan, cases
+from bigiron.judge.checks import REPORT, Case, Facts, cases
 from bigiron.judge.fixtures import HOST, NAME
-from bigiron.judge.hosts import Hosts
+from bigiron.judge.judged import Hosts, Plan
 from bigiron.judge.verdict import Check, Verdict
 
 

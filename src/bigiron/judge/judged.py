@@ -1,24 +1,67 @@
-"""The hosts of one verification: what is planned for each, what the collector found there, and the connection to it."""
+"""The hosts of one verification: what is planned for each, what the collector found there, and the connection to it.
+
+It does not import pytest, so that the connections are under way while pytest is loaded.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from bigiron.errors import BigironError, Unreachable
-from bigiron.judge import HostToJudge, planned_unit_text
-from bigiron.judge.checks import Plan
+from bigiron.judge import SITE, HostToJudge, planned_unit_text
 from bigiron.judge.verdict import Check
+
+if TYPE_CHECKING:
+    from bigiron.fleet.inventory import Target
 
 AT_ONCE = 16
 
 
+@dataclass(frozen=True)
+class Plan(Mapping[str, Any]):
+    """The plan's role variables of one host (docs/architecture.md), its name, and what the verifier was asked to do there."""
+
+    host: str
+    variables: Mapping[str, Any] = field(repr=False)
+    deep: bool = False
+    completion: bool = True
+
+    def __getitem__(self, name: str) -> Any:
+        return self.variables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+
 Collect = Callable[[HostToJudge, Callable[[], Mapping[str, Any]]], Mapping[str, Any]]
 """``(host, request) -> facts``. ``request()`` waits until it is known what to look at. Raises BigironError."""
+
+
+SITE_TESTS = "bigiron_site_tests"
+
+
+def site_folder(target: Target) -> Path | None:
+    """Where the person's tests for a host are: the folder its inventory names, else tests/state/site; None when it has no test."""
+    named = target.vars.get(SITE_TESTS)
+    if named is None:
+        return SITE if own_files(SITE) else None
+    bases = [source if source.is_dir() else source.parent for source in map(Path, target.inventory.split(","))]
+    places = [(base / Path(str(named)).expanduser()).resolve() for base in bases]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def own_files(place: Path) -> list[Path]:
+    return sorted([*place.rglob("test_*.py"), *place.rglob("*_test.py")])
 
 
 def _whole(expect: Mapping[str, Any]) -> Mapping[str, Any]:
