@@ -184,11 +184,11 @@ def verify(
     junit: str = "",
     json: bool = False,
 ) -> int:
-    """Judge hosts against their plan with independent eyes (testinfra); the verdict names each check, and a remedy for each failure.
+    """Compare hosts with their plan, independently of what made them (testinfra); the verdict names each check, and a remedy for each failure.
 
     Example: ./inv verify --host lab01 --deep
     """
-    from bigiron.fleet import judge
+    from bigiron import judge
     from bigiron.report import verdicts
 
     verdicts_, errors = judge.hosts(_targets(host, group, inventory), deep=deep, completion=completion, junit=junit or None)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(45 * 60)]
 UNIT = "llama-server-main.service"
 DOWN = "lab05"  # no test brings it up
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+HEALTHY = """python3 -c 'import urllib.request; urllib.request.urlopen("http://127.0.0.1:8080/health")'"""
 
 
 def only(done):
@@ -188,6 +190,53 @@ def test_verify_writes_junit(main_host, tmp_path):
     assert done.code == 0, done
     assert len(done.document[0]["checks"]) >= 100
     assert report.read_text().count("<testcase") >= 100
+
+
+def test_an_override_is_named_before_and_after_the_restart(main_host):
+    folder = f"{UNIT_FILE}.d"
+    line = on(MAIN, f"grep ^ExecStart= {UNIT_FILE}").strip()
+    override = f"[Service]\nExecStart=\n{line} --threads 1\n"
+    on(MAIN, f"mkdir {folder}; cat > {folder}/override.conf; systemctl daemon-reload", stdin=override)
+    try:
+        for restart_first, ids in (
+            (False, {"unit.effective:ExecStart"}),
+            (True, {"unit.effective:ExecStart", "process.arguments"}),
+        ):
+            if restart_first:
+                on(MAIN, f"systemctl restart {UNIT}; for i in $(seq 60); do {HEALTHY} 2>/dev/null && break; sleep 1; done")
+            done = inv("verify", "--host", MAIN, "--json")
+            assert done.code == 1, done
+            failed = {check["id"]: check for check in done.document[0]["checks"] if check["ok"] is False}
+            assert set(failed) == ids
+            assert all(f"{folder}/override.conf" in check["detail"] for check in failed.values())
+        remedy = failed["process.arguments"]["remedy"]
+        on(MAIN, remedy.partition(f"on {MAIN}: ")[2].partition(";")[0])
+        assert inv("provision", "--host", MAIN).code == 0
+        assert inv("verify", "--host", MAIN).code == 0
+    finally:
+        on(MAIN, f"rm -rf {folder}; systemctl daemon-reload")
+
+
+def test_pytest_alone_plans_and_judges(main_host):
+    argv = [sys.executable, "-m", "pytest", "tests/state", f"--hosts=ansible://{MAIN}", "--ansible-inventory=inventory/lab"]
+    done = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(rf"{MAIN}: ok \(1\d\d checks\)", done.stdout)
+
+
+def test_a_persons_own_test_is_in_the_verdict(main_host, lab_with, tmp_path):
+    (tmp_path / "test_mine.py").write_text(
+        "def test_root(host):\n    assert host.check_output('id -un; hostname') == 'root\\n" + MAIN + "'\n"
+        "def test_no_such_service(host):\n    assert host.service('nosuch').is_running, 'it is not there'\n"
+    )
+    done = inv("verify", "--host", MAIN, "--inventory", lab_with(bigiron_site_tests=str(tmp_path)), "--json")
+    assert done.code == 1, done
+    own = {check["id"]: check for check in done.document[0]["checks"] if check["id"].startswith("site.")}
+    assert {name: check["ok"] for name, check in own.items()} == {
+        "site.test_mine::test_root": True,
+        "site.test_mine::test_no_such_service": False,
+    }
+    assert own["site.test_mine::test_no_such_service"]["detail"] == "it is not there"
 
 
 def test_wrong_source_checksum_loses_nothing(main_host, lab_with):

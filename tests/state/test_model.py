@@ -1,90 +1,84 @@
 """The shards: sizes and SHA-256 against the hub's, by the proof record, or by reading every byte with ``--deep``."""
 
-from __future__ import annotations
+import pytest
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from bigiron.report.verdict import Check
+from bigiron.judge.checks import check
 from bigiron.units import gib
 
-from .subject import Subject
+FETCH = "./inv provision --host {host} (it fetches again what is not proved)"
 
 
-def present(s: Subject, shard: Mapping[str, Any]) -> tuple[bool, str]:
+def folder(plan):
+    return f"{plan['model_root']}/{plan['model_repo']}/{plan['model_revision']}"
+
+
+def shards(plan):
+    return {shard["path"]: shard for shard in plan["model_files"]}
+
+
+def hashed_by_the_hub(plan):
+    """The hub keeps no SHA-256 of a small file outside its large-file store."""
+    return {path: shard for path, shard in shards(plan).items() if shard["sha256"] is not None}
+
+
+def look(plan):
+    """What the collector is to look at on the host."""
+    return {"model": {"folder": folder(plan), "files": [*shards(plan)]}}
+
+
+@pytest.fixture(scope="module")
+def model(found):
+    return found["model"]
+
+
+@check("shard.present", FETCH, shard=shards)
+def test_shard_is_there(shard, plan, model, note):
     path = shard["path"]
-    if s.missing("model", "files", path):
-        return False, f"{path} does not exist in {s.model_dir}"
-    kind = s.fact("model", "files", path, "type")
-    return kind == "file", f"{path} is a {kind}"
+    assert not model.absent("files", path), f"{path} does not exist in {folder(plan)}"
+    note(f"{path} is a {model['files'][path]['type']}")
+    assert model["files"][path]["type"] == "file"
 
 
-def size(s: Subject, shard: Mapping[str, Any]) -> tuple[bool, str]:
-    found = s.fact("model", "files", shard["path"], "size")
-    return found == shard["size"], f"{found} bytes, the hub says {shard['size']} ({gib(shard['size'])})"
+@check("shard.size", FETCH, shard=shards)
+def test_shard_has_the_size_the_hub_says(shard, model, note):
+    size = model["files"][shard["path"]]["size"]
+    note(f"{size} bytes, the hub says {shard['size']} ({gib(shard['size'])})")
+    assert size == shard["size"]
 
 
-def _record(s: Subject, path: str) -> Mapping[str, Any]:
-    return dict(s.fact("model", "record", "files", path))
+@check("shard.recorded", FETCH, shard=shards)
+def test_shard_was_proved_to_have_the_hubs_sha256(shard, model, note):
+    proved = not model.absent("record") and shard["path"] in model["record"]["files"]
+    assert proved, "it was never proved: no record of its SHA-256"
+    recorded = model["record"]["files"][shard["path"]]["sha256"]
+    note(f"the record's SHA-256 is {recorded}, the hub's {shard['sha256'] or 'is unknown'}")
+    assert recorded == (shard["sha256"] or recorded)
 
 
-def recorded(s: Subject, shard: Mapping[str, Any]) -> tuple[bool, str]:
-    if s.missing("model", "record") or shard["path"] not in s.fact("model", "record", "files"):
-        return False, "it was never proved: no record of its SHA-256"
-    found = _record(s, shard["path"]).get("sha256")
-    if shard["sha256"] is None:  # the hub keeps none for a small file outside its large-file store
-        return bool(found), "hashed; the hub has no SHA-256 to compare"
-    return found == shard["sha256"], f"the record's SHA-256 is {found}, the hub's {shard['sha256']}"
+@check("shard.unchanged", "./inv verify --host {host} --deep, then ./inv provision --host {host}", shard=shards)
+def test_shard_is_unchanged_since_it_was_hashed(shard, model):
+    recorded, there = model["record"]["files"][shard["path"]], model["files"][shard["path"]]
+    differing = [name for name in ("size", "mtime_ns", "inode") if recorded.get(name) != there[name]]
+    assert not differing, f"changed since it was hashed: {', '.join(differing)}"
 
 
-def unchanged(s: Subject, shard: Mapping[str, Any]) -> tuple[bool, str]:
-    record, found = _record(s, shard["path"]), s.fact("model", "files", shard["path"])
-    differing = [name for name in ("size", "mtime_ns", "inode") if record.get(name) != found[name]]
-    return (
-        not differing,
-        f"changed since it was hashed: {', '.join(differing)}" if differing else "unchanged since it was hashed",
-    )
+@check("shard.readable", shard=shards)
+def test_shard_can_be_read_by_the_service_user(shard, plan, model, note):
+    """By mode and owner, so that it is known without becoming that user."""
+    there, user = model["files"][shard["path"]], plan["base_user"]
+    mode = int(there["mode"], 8)
+    note(f"{there['owner']}:{there['group']} {there['mode']}, read by {user}")
+    assert mode & 0o004 or (there["group"] == user and mode & 0o040) or (there["owner"] == user and mode & 0o400)
 
 
-def hashed(s: Subject, shard: Mapping[str, Any]) -> tuple[bool, str]:
-    found = s.fact("model", "files", shard["path"], "sha256")
-    return found == shard["sha256"], f"its bytes give {found}, the hub says {shard['sha256']}"
+@check("shard.sha256", FETCH, when=lambda plan: plan.deep, shard=hashed_by_the_hub)
+def test_shard_has_the_hubs_sha256(shard, model, note):
+    found = model["files"][shard["path"]]["sha256"]
+    note(f"its bytes give {found}, the hub says {shard['sha256']}")
+    assert found == shard["sha256"]
 
 
-def readable(s: Subject, shard: Mapping[str, Any]) -> tuple[bool, str]:
-    """By mode and owner, so that it is known without becoming the service user."""
-    found = s.fact("model", "files", shard["path"])
-    mode, user = int(found["mode"], 8), s.expect["llama_server_user"]
-    allowed = mode & 0o004 or (found["group"] == user and mode & 0o040) or (found["owner"] == user and mode & 0o400)
-    return bool(allowed), f"{found['owner']}:{found['group']} {found['mode']}, read by {user}"
-
-
-def whole(s: Subject) -> tuple[bool, str]:
-    left = s.fact("model", "leftovers")
-    return not left, f"unfinished downloads: {', '.join(left[:5])}" if left else "no unfinished download"
-
-
-def entry(s: Subject) -> tuple[bool, str]:
-    """The running server was told to load the first of these shards."""
-    first = f"{s.model_dir}/{s.expect['model_entry']}"
-    used = first in s.fact("process", "cmdline")
-    return used, f"the server was told to load {first}" if used else f"no argument of the running server is {first}"
-
-
-def checks(s: Subject) -> Iterator[Check]:
-    fetch = f"{s.provision} (it fetches again what is not proved)"
-    for shard in s.expect["model_files"]:
-        name = shard["path"]
-        yield s.check(f"shard.present:{name}", fetch, present, shard)
-        yield s.check(f"shard.size:{name}", fetch, size, shard)
-        yield s.check(f"shard.recorded:{name}", fetch, recorded, shard)
-        yield s.check(f"shard.unchanged:{name}", f"./inv verify --host {s.name} --deep, then {s.provision}", unchanged, shard)
-        yield s.check(f"shard.readable:{name}", s.provision, readable, shard)
-        if s.deep and shard["sha256"] is not None:
-            yield s.check(f"shard.sha256:{name}", fetch, hashed, shard)
-    yield s.check("model.leftovers", f"{s.provision}; or remove the .part files in {s.model_dir}", whole)
-    yield s.check("model.entry", s.provision, entry)
-
-
-def test_model(check: Check, judge: Any) -> None:
-    judge(check)
+@check("model.leftovers", lambda plan: f"./inv provision --host {plan.host}; or remove the .part files in {folder(plan)}")
+def test_no_unfinished_download(model):
+    left = model["leftovers"]
+    assert not left, f"unfinished downloads: {', '.join(left[:5])}"

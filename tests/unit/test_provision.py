@@ -11,12 +11,12 @@ from bigiron import parts
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Refused, Unreachable
 from bigiron.fleet import plandir, play, provision, survey
 from bigiron.fleet.provision import Outcome, exit_code
+from bigiron.judge.verdict import Check, Verdict
 from bigiron.parts.difference import Difference
 from bigiron.parts.part import Facts, Planned
 from bigiron.parts.planner import HostPlan
 from bigiron.plan.build_options import Identity
 from bigiron.plan.releases import Release
-from bigiron.report.verdict import Check, Verdict
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class World:
         )
         monkeypatch.setattr(provision.lock, "document", lambda one, measured: measured)
         monkeypatch.setattr(provision.lock, "write", lambda path, content: self.locks.append(path.stem))
-        monkeypatch.setattr(
-            "bigiron.fleet.verify.run", lambda hosts: [Verdict(h.name, [Check("c", True, "", "")]) for h in hosts]
-        )
+        monkeypatch.setattr("bigiron.judge.run", lambda hosts: [Verdict(h.name, [Check("c", True, "", "")]) for h in hosts])
 
     def survey(self, targets):
         errors = {one.name: Unreachable("no route", where=one.name) for one in targets if one.name in self.gone}
@@ -165,9 +163,7 @@ def test_a_host_that_still_differs_after_a_clean_run_has_failed(monkeypatch, tmp
 
 def test_a_bad_verdict_is_a_failure_and_writes_no_lock(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, surveyed("a", "here", *EVERY))
-    monkeypatch.setattr(
-        "bigiron.fleet.verify.run", lambda hosts: [Verdict(h.name, [Check("key", False, "bad", "do")]) for h in hosts]
-    )
+    monkeypatch.setattr("bigiron.judge.run", lambda hosts: [Verdict(h.name, [Check("key", False, "bad", "do")]) for h in hosts])
     outcome = world.go("a")["a"]
     assert outcome.status == "failed"
     assert "key" in outcome.error.what

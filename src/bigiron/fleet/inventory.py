@@ -65,12 +65,16 @@ class Vars(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Target:
-    """A host of the inventory. ``groups`` are all it belongs to, ``all`` left out; ``down`` says why no connection is worth trying."""
+    """A host of the inventory at ``inventory`` (as it was named).
+
+    ``groups`` are all it belongs to, ``all`` left out; ``down`` says why no connection is worth trying.
+    """
 
     name: str
     groups: tuple[str, ...]
     vars: Vars = field(compare=False)
     down: Unreachable | None = field(default=None, compare=False)
+    inventory: str = field(default="", compare=False)
 
     @cached_property
     def connection(self) -> Connection:
@@ -134,7 +138,7 @@ def _inventory(path: str, kept: dict[str, Any], book: _Book) -> Inventory:
         for host in members:
             membership.setdefault(host, []).append(group)
     hosts = {
-        name: Target(name, tuple(membership.get(name, ())), Vars(name, entry["values"], entry["pending"], book))
+        name: Target(name, tuple(membership.get(name, ())), Vars(name, entry["values"], entry["pending"], book), inventory=path)
         for name, entry in kept["hosts"].items()
     }
     return Inventory(path, hosts, {name: tuple(members) for name, members in kept["groups"].items()}, tuple(kept["warnings"]))

@@ -15,12 +15,12 @@ from bigiron.fleet import lock, plandir, play, survey
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.fleet.survey import Survey
+from bigiron.judge.verdict import Verdict
 from bigiron.parts import llama_server
 from bigiron.parts.part import HOST, RELEASE, SERVICE
 from bigiron.plan import wishes
 from bigiron.plan.releases import ARCHIVE, INSTALLED
 from bigiron.report.live import Progress
-from bigiron.report.verdict import Verdict
 
 SERVE = "bigiron.onhost.serving:main"
 MEASURE_PROMPT = "The machine in the corner hums. " * 24
@@ -184,8 +184,8 @@ class _Provision:
         return outcome
 
     def _prove(self, targets: Sequence[Target]) -> None:
-        """Observe again (nothing may differ now), judge, measure, lock."""
-        from bigiron.fleet import verify
+        """Observe again (nothing may differ now), verify, measure, lock."""
+        from bigiron import judge
 
         if not targets:
             return
@@ -202,7 +202,7 @@ class _Provision:
         if not sound:
             return
         self.say(f"verifying {', '.join(sound)}")
-        verdicts = verify.run([verify.HostToJudge(name, one.target, one.plan.variables) for name, one in sound.items()])
+        verdicts = judge.run([judge.HostToJudge(name, one.target, one.plan.variables) for name, one in sound.items()])
         measurements = measure(list(sound.values()))
         for verdict in verdicts:
             name, one = verdict.host, sound[verdict.host]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError
+from bigiron.judge.verdict import Verdict
 from bigiron.report import console
-from bigiron.report.verdict import Verdict
 from bigiron.units import duration
 
 

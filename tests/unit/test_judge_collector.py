@@ -11,23 +11,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from bigiron import judge
 from bigiron.errors import Unreachable
 from bigiron.fleet.connection import Connection
-from bigiron.fleet.verify import SUITE, suite_module
+from bigiron.judge import collect
+from bigiron.judge.collector import basics, installed, running, serving
 
+PACKAGE = Path(judge.__file__).parents[1]
+SOURCES = sorted((PACKAGE / "judge" / "collector").glob("*.py"))
 KEY = "k" * 24
-
-
-def onhost(name: str) -> ModuleType:
-    suite_module("")
-    import importlib
-
-    return importlib.import_module(f"state.onhost.{name}")
 
 
 @pytest.fixture
@@ -73,7 +69,7 @@ def place() -> Iterator[list[Any]]:
 
 
 def test_it_asks_the_server_without_with_a_wrong_and_with_the_key(place: list[Any], key_file: str) -> None:
-    found = onhost("serving").serving({"place": place, "key_file": key_file})
+    found = serving.serving({"place": place, "key_file": key_file})
     assert found["health"]["status"] == 200
     assert set(found["open"].values()) == {401}
     assert found["wrong_key"] == 401
@@ -83,13 +79,13 @@ def test_it_asks_the_server_without_with_a_wrong_and_with_the_key(place: list[An
 
 
 def test_a_timed_completion(place: list[Any], key_file: str) -> None:
-    request = {"completion": {"place": place, "key_file": key_file, "prompt": "x", "n_predict": 3, "timeout_s": 5}}
-    found = onhost("main").main(request)["completion"]
+    request = {"place": place, "key_file": key_file, "prompt": "x", "n_predict": 3, "timeout_s": 5}
+    found = serving.completion(request)
     assert (found["status"], found["tokens"], found["prefill_tps"], found["generation_tps"]) == (200, 3, 5.0, 2.0)
 
 
 def test_silence_is_told_from_a_refusal(key_file: str) -> None:
-    assert onhost("serving").serving({"place": ["127.0.0.1", 1], "key_file": key_file})["health"]["silent"] is True
+    assert serving.serving({"place": ["127.0.0.1", 1], "key_file": key_file})["health"]["silent"] is True
 
 
 def test_the_key_is_found_wherever_it_leaked(tmp_path: Path, key_file: str) -> None:
@@ -102,7 +98,7 @@ def test_the_key_is_found_wherever_it_leaked(tmp_path: Path, key_file: str) -> N
     child.stdout.readline()  # only now is its argument list in place
     try:
         request = {"key_file": key_file, "scan": [str(tmp_path / "open")], "config_dir": "/etc/bigiron"}
-        found = onhost("serving").secrets(request, {"rc": 0, "out": f"started with {KEY}\n"}, {"ExecStart": f"x {KEY}"})
+        found = serving.secrets(request, {"rc": 0, "out": f"started with {KEY}\n"}, {"ExecStart": f"x {KEY}"})
     finally:
         child.communicate(b"\n")
     assert found["files"] == [str(leaked)]
@@ -114,17 +110,17 @@ def test_the_key_is_found_wherever_it_leaked(tmp_path: Path, key_file: str) -> N
 
 def test_an_empty_journal_proves_nothing(key_file: str) -> None:
     request = {"key_file": key_file, "scan": [], "config_dir": "/etc/bigiron"}
-    assert "error" in onhost("serving").secrets(request, {"rc": 0, "out": ""}, {"A": "b"})["journal"]
+    assert "error" in serving.secrets(request, {"rc": 0, "out": ""}, {"A": "b"})["journal"]
 
 
 def test_the_key_is_taken_out_of_every_fact(key_file: str) -> None:
-    found = onhost("serving").redacted({"show": {"Environment": f"LLAMA_API_KEY={KEY}"}, "list": [KEY]}, key_file)
+    found = serving.redacted({"show": {"Environment": f"LLAMA_API_KEY={KEY}"}, "list": [KEY]}, key_file)
     assert found == {"show": {"Environment": "LLAMA_API_KEY=(a secret)"}, "list": ["(a secret)"]}
 
 
 def test_another_secret_in_the_arguments_is_masked_too() -> None:
     words = ["llama-server", "--api-key", "other", "--hf-token=abc", "--port", "1"]
-    assert onhost("serving").masked(words) == [
+    assert serving.masked(words) == [
         "llama-server",
         "--api-key",
         "(a secret)",
@@ -148,21 +144,39 @@ def test_another_secret_in_the_arguments_is_masked_too() -> None:
     ],
 )
 def test_systemctl_that_cannot_tell(monkeypatch: pytest.MonkeyPatch, first: str, answer: dict[str, Any], words: str) -> None:
-    running = onhost("running")
     monkeypatch.setattr(running, "read_text", lambda path: first)
     monkeypatch.setattr(running, "run", lambda argv: answer)
     assert words in running.show("x.service")["error"]
 
 
 def test_repeated_properties_keep_all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = onhost("running")
     monkeypatch.setattr(running, "read_text", lambda path: "systemd\n")
     monkeypatch.setattr(running, "run", lambda argv: {"rc": 0, "out": "LoadState=loaded\nDeviceAllow=a r\nDeviceAllow=b r\n"})
     assert running.show("x.service") == {"LoadState": "loaded", "DeviceAllow": "a r\nb r"}
 
 
+def test_what_a_drop_in_sets_is_told_without_values(tmp_path: Path) -> None:
+    drop_in = tmp_path / "x.conf"
+    drop_in.write_text("# c\n[Service]\nExecStart=\nExecStart=/bin/x \\\n  A=1\nEnvironment=K=secret\n[Unit]\nAfter=a\n")
+    found = running.drop_ins(f"{drop_in} /nowhere/y.conf")
+    assert found[str(drop_in)] == ["Service.Environment", "Service.ExecStart", "Unit.After"]
+    assert found["/nowhere/y.conf"]["missing"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("argv[]=/bin/x --api-key sk-1 --port 1 ; x", "argv[]=/bin/x --api-key (a secret) --port 1 ; x"),
+        ("--hf-token=abc --api-key-file /f", "--hf-token=(a secret) --api-key-file /f"),
+        ("LANG=C HF_TOKEN=abc MY_PASSWORD=x A=b", "LANG=C HF_TOKEN=(a secret) MY_PASSWORD=(a secret) A=b"),
+    ],
+)
+def test_secrets_in_what_systemctl_prints_are_masked(text: str, shown: str) -> None:
+    assert serving.masked_text(text) == shown
+
+
 def test_addresses_as_the_kernel_writes_them() -> None:
-    address_of = onhost("running").address_of
+    address_of = running.address_of
     word = "0100007F" if sys.byteorder == "little" else "7F000001"
     assert address_of(word) == "127.0.0.1"
     assert address_of("0" * 32) == "::"
@@ -170,27 +184,26 @@ def test_addresses_as_the_kernel_writes_them() -> None:
 
 def test_a_listener_and_its_owner_are_found() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
-        found = onhost("running").listeners(os.getpid(), server.server_port)
+        found = running.listeners(os.getpid(), server.server_port)
         mine = [entry for entry in found["sockets"] if entry["port"] == server.server_port]
         assert [entry["address"] for entry in mine] == ["127.0.0.1"]
-        assert mine[0]["inode"] in onhost("running").sockets_of(os.getpid())
+        assert mine[0]["inode"] in running.sockets_of(os.getpid())
 
 
 def test_a_folder_that_cannot_be_read_is_no_empty_folder(tmp_path: Path) -> None:
-    basics = onhost("basics")
-    assert basics.guarded(onhost("installed").leftovers, str(tmp_path / "absent"))["missing"] is True
+    assert basics.guarded(installed.leftovers, str(tmp_path / "absent"))["missing"] is True
     (tmp_path / "Q4").mkdir()
     (tmp_path / "Q4" / "a.gguf.part").touch()
-    assert onhost("installed").leftovers(str(tmp_path)) == ["Q4/a.gguf.part"]
+    assert installed.leftovers(str(tmp_path)) == ["Q4/a.gguf.part"]
 
 
 def test_a_program_killed_by_a_signal_keeps_its_number() -> None:
-    run = onhost("basics").run
+    run = basics.run
     assert run(["/bin/sh", "-c", "kill -ILL $$"])["rc"] == -4
     assert run(["/nonexistent/tool"])["missing"] is True
 
 
-@pytest.mark.parametrize("path", sorted((SUITE / "onhost").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_it_needs_python_3_9_and_its_library_only(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
     for node in ast.walk(tree):
@@ -201,14 +214,29 @@ def test_it_needs_python_3_9_and_its_library_only(path: Path) -> None:
 
 
 def test_an_unreachable_host_is_said_in_sshs_words() -> None:
-    eyes = suite_module("eyes")
     options = ("-F", "/dev/null", "-o", "ConnectTimeout=2", "-o", "Port=1")
     with (
-        eyes.opened(Connection(kind="ssh", name="gone", host="127.0.0.1", ssh_args=options)) as opened,
+        collect.opened(Connection(kind="ssh", name="gone", host="127.0.0.1", ssh_args=options)) as opened,
         pytest.raises(Unreachable) as caught,
     ):
-        opened.collect({})
+        opened.collect(dict)
     assert "refused" in caught.value.what
+
+
+def test_a_persons_tests_become_root_as_the_inventory_says(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    sudo = tmp_path / "sudo"
+    sudo.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >> {log}\nshift 3\nexec "$@"\n')
+    sudo.chmod(0o755)
+    identity = tmp_path / "id"
+    identity.write_text("#!/bin/sh\necho 1000\n")
+    identity.chmod(0o755)
+    connection = Connection(kind="local", name="here", host="localhost", become_exe=str(sudo), become_user="boss")
+    with collect.opened(connection) as opened:
+        opened.backend.extra_env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        host = opened.for_tests()
+        assert host.check_output("echo %s", "it's me") == "it's me"
+    assert log.read_text().splitlines() == ["-n -u boss true", "-n -u boss /bin/sh"]
 
 
 def test_sudo_is_asked_once_with_a_wrong_password(tmp_path: Path) -> None:
@@ -222,10 +250,34 @@ def test_sudo_is_asked_once_with_a_wrong_password(tmp_path: Path) -> None:
     identity = tmp_path / "id"
     identity.write_text("#!/bin/sh\necho 1000\n")
     identity.chmod(0o755)
-    eyes = suite_module("eyes")
     connection = Connection(kind="local", name="here", host="localhost", become_exe=str(sudo), become_password=lambda: "wrong")
-    with eyes.opened(connection) as opened:
+    with collect.opened(connection) as opened:
         opened.backend.extra_env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         with pytest.raises(Unreachable, match="sudo refused the password"):
-            opened.collect({})
+            opened.collect(dict)
     assert log.read_text() == "wrong\n"
+
+
+def imported(path: Path) -> set[str]:
+    """The bigiron modules that a file imports, by full name."""
+    package = ["bigiron", *path.relative_to(PACKAGE).parent.parts]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            full = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {full, *(f"{full}.{name.name}" for name in node.names)}
+    return {name for name in found if name.startswith("bigiron")}
+
+
+def test_collector_and_observer_share_no_code() -> None:
+    """A blind spot of one must not be a blind spot of the other."""
+    onhost = sorted((PACKAGE / "onhost").glob("**/*.py"))
+    assert SOURCES
+    assert onhost
+    assert {name for path in SOURCES for name in imported(path) if not name.startswith("bigiron.judge.collector")} == set()
+    assert {name for path in onhost for name in imported(path) if name.startswith("bigiron.judge")} == set()
+    assert any(imported(path) for path in SOURCES)
+    assert any(imported(path) for path in onhost)

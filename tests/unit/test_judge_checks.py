@@ -5,25 +5,19 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bigiron.fleet.verify import suite_module
+from bigiron import judge
+from bigiron.errors import BigironError
+from bigiron.fleet.connection import Connection
+from bigiron.judge import suite, unit_settings
+from bigiron.judge.verdict import Check
 from bigiron.paths import PROJECT
-from bigiron.report.verdict import Check
 
-RECORDED = json.loads((PROJECT / "tests" / "fixtures" / "verify" / "lab-host.json").read_text(encoding="utf-8"))
-MODULES = (
-    "test_host",
-    "test_account",
-    "test_release",
-    "test_model",
-    "test_unit",
-    "test_process",
-    "test_serving",
-    "test_secrets",
-)
+RECORDED = json.loads((PROJECT / "tests" / "fixtures" / "judge" / "lab-host.json").read_text(encoding="utf-8"))
 UNIT = "/etc/systemd/system/llama-server-main.service"
 KEY = "/etc/bigiron/credentials/main.key"
 SHARD = "Q4/tiny-00002-of-00003.gguf"
@@ -31,11 +25,21 @@ Facts = dict[str, Any]
 Break = Callable[[Facts, Facts], object]
 
 
+class Somewhere:
+    connection = Connection(kind="local", name="here", host="localhost", become=False)
+
+
+def run(hosts: dict[str, tuple[Facts, Facts]], *, deep: bool = True) -> dict[str, dict[str, Check]]:
+    """The checks by host and id, of hosts with these (facts, expect)."""
+    to_judge = [judge.HostToJudge(name, Somewhere(), expect) for name, (_, expect) in hosts.items()]
+    verdicts = judge.run(to_judge, deep=deep, collect=lambda host, request: hosts[host.name][0])
+    found = {verdict.host: {check.id: check for check in verdict.checks} for verdict in verdicts}
+    assert [len(checks) for checks in found.values()] == [len(verdict.checks) for verdict in verdicts]
+    return found
+
+
 def judged(facts: Facts, expect: Facts, *, deep: bool = True) -> dict[str, Check]:
-    subject = suite_module("subject").Subject("lab04", expect, facts, deep, True)
-    found = [check for name in MODULES for check in suite_module(name).checks(subject)]
-    assert len({check.id for check in found}) == len(found)
-    return {check.id: check for check in found}
+    return run({"lab04": (facts, expect)}, deep=deep)["lab04"]
 
 
 @pytest.fixture
@@ -236,14 +240,34 @@ def test_as_recorded_every_check_is_true(facts: Facts, expect: Facts) -> None:
     assert len(judged(facts, expect, deep=False)) >= 100
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [pytest.param(name, one, id=f"{name}-{n}") for name, all_ in BREAKS.items() for n, one in enumerate(all_)],
-)
-def test_a_broken_thing_is_false(facts: Facts, expect: Facts, name: str, change: Break) -> None:
-    change(facts, expect)
-    check = judged(facts, expect)[name]
+ALL_BREAKS = [(name, one) for name, breaks in BREAKS.items() for one in breaks]
+
+
+def only(wanted: dict[str, str]) -> Callable[..., list[Any]]:
+    """`suite.cases`, but of each host only the one check that is wanted."""
+    cases = suite.cases
+    return lambda spec, plan: [case for case in cases(spec, plan) if case.id == wanted[plan.host]]
+
+
+@pytest.fixture(scope="module")
+def broken() -> dict[str, dict[str, Check]]:
+    """Each break is a host of one and the same run, which makes the check that must see it."""
+    hosts = {}
+    for number, (_, change) in enumerate(ALL_BREAKS):
+        facts, expect = copy.deepcopy((RECORDED["facts"], RECORDED["expect"]))
+        change(facts, expect)
+        hosts[f"host{number}"] = (facts, expect)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suite, "cases", only({f"host{number}": name for number, (name, _) in enumerate(ALL_BREAKS)}))
+        return run(hosts)
+
+
+@pytest.mark.parametrize("number", range(len(ALL_BREAKS)), ids=[f"{name}-{n}" for n, (name, _) in enumerate(ALL_BREAKS)])
+def test_a_broken_thing_is_false(broken: dict[str, dict[str, Check]], number: int) -> None:
+    [check] = broken[f"host{number}"].values()
+    assert check.id == ALL_BREAKS[number][0]
     assert check.ok is False, check.detail
+    assert check.detail
     assert check.remedy
 
 
@@ -253,15 +277,15 @@ def test_every_kind_of_check_is_seen_to_fail(facts: Facts, expect: Facts) -> Non
     assert {name.partition(":")[0] for name in judged(facts, expect)} == broken | never_false
 
 
-@pytest.mark.parametrize("key", sorted(suite_module("unitfile").parse(RECORDED["expect"]["llama_server_unit_text"])["Service"]))
-def test_every_planned_service_property_can_fail(facts: Facts, expect: Facts, key: str) -> None:
-    unitfile = suite_module("unitfile")
-    if key in unitfile.ELSEWHERE:
-        assert f"unit.effective:{key}" not in judged(facts, expect)
-        return
-    name = unitfile.property_name(key)
-    facts["show"][name] = {"yes": "no", "no": "yes"}.get(facts["show"][name], "7")
-    assert judged(facts, expect)[f"unit.effective:{key}"].ok is False
+def test_every_planned_service_property_can_fail(facts: Facts, expect: Facts) -> None:
+    planned = unit_settings.parse(expect["llama_server_unit_text"])["Service"]
+    compared = [key for key in planned if key not in unit_settings.ELSEWHERE]
+    for key in compared:
+        name = unit_settings.property_name(key)
+        facts["show"][name] = {"yes": "no", "no": "yes"}.get(facts["show"][name], "7")
+    found = judged(facts, expect)
+    assert {found[f"unit.effective:{key}"].ok for key in compared} == {False}
+    assert not any(f"unit.effective:{key}" in found for key in unit_settings.ELSEWHERE)
 
 
 def test_nothing_passes_without_facts(expect: Facts) -> None:
@@ -383,12 +407,109 @@ def test_a_hand_edit_is_shown_but_a_secret_in_it_is_not(facts: Facts, expect: Fa
 def test_four_ways_to_end_up_on_the_cpu(
     facts: Facts, expect: Facts, gpu: Facts, library: bool, devices: str, words: str
 ) -> None:
-    expect["llama_cpp_backend"] = "cuda"
+    expect["llama_cpp_identity"]["options"]["GGML_CUDA"] = "ON"
     facts["release"].update(gpu=gpu, devices={"rc": 0, "out": "Available devices:\n" + devices})
     if library:
         facts["release"]["files"]["lib/libggml-cuda.so"] = {"type": "file", "owner": "root", "mode": "0644"}
-    found = judged(facts, expect)["release.gpu"]
+    found = judged(facts, expect)["release.gpu:cuda"]
     assert found.ok is False
     assert found.detail.startswith(words)
     facts["release"]["devices"]["out"] += "  CUDA0: NVIDIA H200"
-    assert judged(facts, expect)["release.gpu"].ok is (library and words == "not visible")
+    assert judged(facts, expect)["release.gpu:cuda"].ok is (words in ("no backend", "not visible"))
+
+
+@pytest.mark.parametrize(
+    ("options", "backends"),
+    [
+        ({"GGML_CUDA": "ON"}, {"cuda"}),
+        ({"GGML_HIP": "ON", "GGML_VULKAN": "ON"}, {"rocm", "vulkan"}),
+        ({"GGML_CUDA": "OFF", "GGML_NATIVE": "ON"}, set()),
+    ],
+)
+def test_the_planned_build_options_decide_whether_gpus_are_looked_at(
+    facts: Facts, expect: Facts, options: dict[str, str], backends: set[str]
+) -> None:
+    expect["llama_cpp_identity"]["options"].update(options)
+    asked = []
+
+    def collect(_host: judge.HostToJudge, request: Callable[[], Facts]) -> Facts:
+        asked.append(request())
+        return facts
+
+    [verdict] = judge.run([judge.HostToJudge("lab04", Somewhere(), expect)], collect=collect)
+    assert asked[0]["release"]["gpu"] is bool(backends)
+    assert {check.id for check in verdict.checks if check.id.startswith("release.gpu")} == {
+        f"release.gpu:{b}" for b in backends
+    }
+
+
+DROP_IN = "/etc/systemd/system/llama-server-main.service.d/override.conf"
+
+
+def overriding(facts: Facts, key: str, value: str) -> None:
+    facts["drop_ins"] = {"/run/systemd/system/x.conf": [f"Service.{key}"], DROP_IN: [f"Service.{key}"]}
+    facts["show"][unit_settings.property_name(key)] = value
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("Environment", "LLAMA_ARG_CTX_SIZE=64", "Environment is LLAMA_ARG_CTX_SIZE=64"),
+        ("EnvironmentFile", "/etc/mine (ignore_errors=no)", "EnvironmentFiles is /etc/mine"),
+        ("User", "nobody", "User is nobody"),
+        ("LimitNOFILE", "1024", "LimitNOFILE is 1024"),
+    ],
+)
+def test_a_drop_in_that_wins_is_named_with_what_to_do(facts: Facts, expect: Facts, key: str, value: str, words: str) -> None:
+    overriding(facts, key, value)
+    check = judged(facts, expect)[f"unit.effective:{key}"]
+    assert check.ok is False
+    assert check.detail.startswith(f"{words}")
+    assert f", set by {DROP_IN}; planned " in check.detail
+    assert "into the inventory" in check.remedy
+    assert f"rm /run/systemd/system/x.conf {DROP_IN} && systemctl daemon-reload && systemctl restart" in check.remedy
+
+
+def test_another_command_is_seen_before_and_after_the_restart(facts: Facts, expect: Facts) -> None:
+    shown = facts["show"]["ExecStart"]
+    overriding(facts, "ExecStart", shown.replace(" --no-ui ;", " --no-ui --threads 1 ;"))
+    before = judged(facts, expect)
+    assert (
+        before["unit.effective:ExecStart"].detail == f"ExecStart is ... --threads 1, set by {DROP_IN}; planned ... nothing more"
+    )
+    assert before["process.arguments"].ok is True
+    facts["process"]["cmdline"] += ["--threads", "1"]
+    after = judged(facts, expect)["process.arguments"]
+    assert after.ok is False
+    assert DROP_IN in after.detail
+    assert f"rm /run/systemd/system/x.conf {DROP_IN}" in after.remedy
+
+
+def test_a_drop_in_that_the_plan_does_not_mind_is_left_alone(facts: Facts, expect: Facts) -> None:
+    facts["drop_ins"] = {DROP_IN: ["Service.Nice"]}
+    assert all(check.ok for check in judged(facts, expect).values())
+
+
+def test_a_check_must_be_about_a_host(monkeypatch: pytest.MonkeyPatch, facts: Facts, expect: Facts, tmp_path: Path) -> None:
+    (tmp_path / "test_part.py").write_text(
+        "from bigiron.judge.checks import check\n\n@check('part.nothing')\ndef test_nothing():\n    pass\n"
+    )
+    monkeypatch.setattr(judge, "SUITE", tmp_path)
+    with pytest.raises(BigironError, match=r"part\.nothing asks for none of plan, found and host"):
+        judged(facts, expect)
+
+
+def test_a_new_part_adds_one_file(monkeypatch: pytest.MonkeyPatch, facts: Facts, expect: Facts, tmp_path: Path) -> None:
+    """What it looks at, a check for each of several things, a remedy: nothing outside its own file."""
+    (tmp_path / "test_swap.py").write_text(
+        "from bigiron.judge.checks import check\n\n"
+        "def look(plan):\n    return {'commands': {'swaps': ['cat', '/proc/swaps']}}\n\n"
+        "@check('swap.off', 'on {host}: swapoff -a', device=('/dev/a', '/dev/b'))\n"
+        "def test_device_is_no_swap(device, found):\n"
+        "    assert device not in found['commands']['swaps']['out'], f'{device} is swap'\n"
+    )
+    monkeypatch.setattr(judge, "SUITE", tmp_path)
+    facts["commands"] = {"swaps": {"rc": 0, "out": "/dev/a"}}
+    found = judged(facts, expect)
+    assert {(check.id, check.ok) for check in found.values()} == {("swap.off:/dev/a", False), ("swap.off:/dev/b", True)}
+    assert found["swap.off:/dev/a"].detail == "/dev/a is swap"

@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigiron.fleet.verify import suite_module
-
-unitfile = suite_module("unitfile")
+from bigiron.judge import unit_settings
 
 
 def test_parsing_follows_systemd_syntax() -> None:
     text = "# c\n[Service]\nA=1\n; c\nA=2\nB=x \\\n y\nA=\nA=3\n[Install]\nWantedBy=multi-user.target\n"
-    assert unitfile.parse(text) == {"Service": {"A": ["3"], "B": ["x  y"]}, "Install": {"WantedBy": ["multi-user.target"]}}
+    assert unit_settings.parse(text) == {"Service": {"A": ["3"], "B": ["x  y"]}, "Install": {"WantedBy": ["multi-user.target"]}}
 
 
 @pytest.mark.parametrize(
@@ -21,23 +19,23 @@ def test_parsing_follows_systemd_syntax() -> None:
     [("90", 90 * 10**6), ("1min 30s", 90 * 10**6), ("10min", 600 * 10**6), ("infinity", None), ("2h 5ms", 7200 * 10**6 + 5000)],
 )
 def test_time_spans(text: str, value: int | None) -> None:
-    assert unitfile.microseconds(text) == value
+    assert unit_settings.microseconds(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5 parsecs", "10%"])
 def test_no_time_span(text: str) -> None:
     with pytest.raises(ValueError, match="no time span"):
-        unitfile.microseconds(text)
+        unit_settings.microseconds(text)
 
 
 @given(st.integers(0, 2**50))
 def test_seconds_round_trip(number: int) -> None:
-    assert unitfile.microseconds(f"{number}us") == number
+    assert unit_settings.microseconds(f"{number}us") == number
 
 
 @pytest.mark.parametrize(("text", "value"), [("64G", 64 << 30), ("65536", 65536), ("infinity", None), (str(2**64 - 1), None)])
 def test_sizes(text: str, value: int | None) -> None:
-    assert unitfile.size(text) == value
+    assert unit_settings.size(text) == value
 
 
 @pytest.mark.parametrize(
@@ -70,12 +68,12 @@ def test_sizes(text: str, value: int | None) -> None:
     ],
 )
 def test_agreement(key: str, planned: list[str], shown: str, same: bool) -> None:
-    assert unitfile.agrees(key, planned, shown) is same
+    assert unit_settings.agrees(key, planned, shown) is same
 
 
 def test_a_percentage_cannot_be_compared() -> None:
     with pytest.raises(ValueError, match="no size"):
-        unitfile.agrees("MemoryMax", ["90%"], "1234")
+        unit_settings.agrees("MemoryMax", ["90%"], "1234")
 
 
 @pytest.mark.parametrize(
@@ -90,5 +88,19 @@ def test_a_percentage_cannot_be_compared() -> None:
     ],
 )
 def test_system_call_filters(planned: list[str], shown: str, words: str) -> None:
-    found = unitfile.filtered(planned, shown)
+    found = unit_settings.filtered(planned, shown)
     assert found.startswith(words) if words else found == ""
+
+
+@pytest.mark.parametrize(
+    ("planned", "shown"),
+    [
+        ("/usr/bin/env -i A=b /bin/x", "/usr/bin/env -i A=b /bin/x"),
+        ('/bin/x "two words" "a\\"b" "100%%" "$$HOME"', '/bin/x two words a"b 100% $$HOME'),
+    ],
+)
+def test_a_command_as_systemctl_prints_it(planned: str, shown: str) -> None:
+    printed = f"{{ path=/bin/x ; argv[]={shown} ; ignore_errors=no ; start_time=[n/a] ; pid=0 }}"
+    assert unit_settings.agrees("ExecStart", [planned], printed)
+    assert not unit_settings.agrees("ExecStart", [planned], printed.replace("/bin/x", "/bin/y"))
+    assert not unit_settings.agrees("ExecStart", [planned], "")

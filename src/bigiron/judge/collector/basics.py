@@ -58,7 +58,7 @@ def name_of(kind: Any, number: int) -> str:
 
 
 def status_of(path: str) -> dict[str, Any]:
-    """lstat as words: type, owner, group, mode ("0644"), size, mtime_ns, inode, and a link's target."""
+    """What lstat says in words: type, owner, group, mode ("0644"), size, mtime_ns, inode, and a link's target."""
     info = os.lstat(path)
     kinds = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
     found = {
@@ -105,7 +105,7 @@ def run(argv: list[str], timeout: float = 60, **options: Any) -> dict[str, Any]:
 
 
 def as_user(user: str) -> dict[str, Any]:
-    """subprocess options that drop to ``user`` with an empty environment, as far as this process may."""
+    """Options of subprocess that drop to ``user`` with an empty environment, as far as this process may."""
     options: dict[str, Any] = {"env": {}, "cwd": "/"}
     if os.geteuid() == 0:
         entry = pwd.getpwnam(user)

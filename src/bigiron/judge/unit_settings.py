@@ -1,13 +1,16 @@
-"""A unit file's settings, in the form in which ``systemctl show`` prints them, so that planned and effective can be compared.
+"""A unit's settings as a file says them and as ``systemctl show`` prints them, so that planned and effective can be compared.
 
-Spellings from systemd.unit(5), systemd.exec(5), systemd.time(7) and the output of systemd 252.
+Spellings from systemd.unit(5), systemd.exec(5), systemd.service(5), systemd.time(7) and the output of systemd 252.
 """
 
 from __future__ import annotations
 
+import codecs
 import errno
 import re
 import signal
+from collections.abc import Mapping
+from typing import Any
 
 TIMES = {
     "StartLimitIntervalSec": "StartLimitIntervalUSec",
@@ -20,12 +23,11 @@ TIMES = {
 SIZES = {"MemoryMax", "MemoryHigh", "MemoryMin", "MemoryLow", "MemorySwapMax", "TasksMax"}
 PARTIAL = {"After", "Before", "Wants", "Requires", "WantedBy", "RequiresMountsFor", "Conflicts"}
 """systemd adds implied entries to these: what is planned must be among them."""
-ELSEWHERE = {
-    "ExecStart", "ExecStartPre", "ExecStartPost", "ExecStop", "Environment", "EnvironmentFile", "Description",
-    "SystemCallFilter", "LoadCredential",
-}  # fmt: skip
-"""Judged by other checks: the process's arguments and environment, the key it admits (systemctl prints ``LoadCredential`` as
-"[unprintable]"), or a rule of their own."""
+ELSEWHERE = {"Description", "SystemCallFilter", "LoadCredential"}
+"""Compared by other checks: the key that is admitted (systemctl prints ``LoadCredential`` as "[unprintable]"), or a rule of their own."""
+COMMANDS = {"ExecStart", "ExecStartPre", "ExecStartPost", "ExecStop"}
+ALWAYS = ("ExecStart", "Environment", "EnvironmentFile")
+"""Compared even where the plan does not set them: a drop-in that does changes what runs."""
 IMPLIED_DEVICES = {"char-rtc r"}
 """ProtectClock= allows reading the real-time clock (systemd.exec(5))."""
 _SPAN = {
@@ -118,12 +120,26 @@ def _entries(key: str, text: str) -> set[str]:
 
 
 def property_name(key: str) -> str:
-    return TIMES.get(key, key)
+    return {**TIMES, "EnvironmentFile": "EnvironmentFiles"}.get(key, key)
+
+
+def command(text: str) -> str:
+    """The words of a planned ``ExecStart=`` as ``systemctl show`` prints them: unquoted, with blanks between."""
+    words = re.findall(r'"((?:[^"\\]|\\.)*)"|(\S+)', text)
+    plain = [codecs.decode(quoted, "unicode_escape") if quoted else word for quoted, word in words]
+    return " ".join(plain).replace("%%", "%").replace("$$", "$")
+
+
+def commands(effective: str) -> list[str]:
+    """The command lines in what ``systemctl show`` prints for ``ExecStart``."""
+    return [line.replace("$$", "$") for line in re.findall(r"argv\[\]=(.*?) ; ignore_errors=", effective)]
 
 
 def agrees(key: str, planned: list[str], effective: str) -> bool:
     """Does what ``systemctl show`` prints for ``key`` mean what the unit file says? Raises ValueError where it cannot tell."""
     last = planned[-1] if planned else ""
+    if key in COMMANDS:
+        return [command(text) for text in planned] == commands(effective)
     if key in TIMES:
         return microseconds(last) == microseconds(effective)
     if key in SIZES or key.startswith("Limit"):
@@ -151,3 +167,51 @@ def filtered(planned: list[str], effective: str) -> str:
         if (example in named) != denying:
             return f"{example} is allowed although {group} is denied"
     return ""
+
+
+def limit(text: str) -> int | None:
+    """A limit of /proc/PID/limits; None is unlimited."""
+    return None if text == "unlimited" else int(text)
+
+
+def compared(key: str, planned: list[str], effective: str) -> tuple[str, str]:
+    """What systemd has for ``key`` and what is planned, for a person to read: of commands that differ, from there on."""
+    if key not in COMMANDS:
+        return effective.strip() or "(empty)", " ".join(planned) or "(empty)"
+    have, want = " ; ".join(commands(effective)).split(), " ; ".join(map(command, planned)).split()
+    if have == want:
+        return " ".join(have[:4]) + f" and {len(have) - 4} words more as planned", ""
+    same = next((at for at, pair in enumerate(zip(have, want, strict=False)) if pair[0] != pair[1]), min(len(have), len(want)))
+    start = "... " if same else ""
+    there, wanted = (" ".join(words[same : same + 8]) for words in (have, want))
+    return start + (there or "nothing more"), start + (wanted or "nothing more")
+
+
+EXIT_MEANINGS = {
+    "200": "its working directory does not exist",
+    "203": "its program cannot be executed (missing file, wrong architecture or no permission)",
+    "216": "one of its groups does not exist",
+    "217": "its user does not exist",
+    "218": "a capability could not be set",
+    "226": "its mount namespace could not be set up (a path of the unit does not exist)",
+    "228": "its system call filter could not be set up",
+    "243": "its credentials could not be set up (is the key file there?)",
+    "4": "it died of an illegal instruction: built for CPU features this host lacks",
+    "9": "it was killed (out of memory?)",
+    "11": "it crashed",
+}
+"""``ExecMainStatus`` in plain words; 200 and more from systemd.exec(5), "Process Exit Codes", below 65 signals."""
+RESULTS = {
+    "resources": "systemd could not start it: a resource is missing (an EnvironmentFile, or a credential's file)",
+    "timeout": "it did not start or stop in time",
+    "start-limit-hit": "it failed too often in a row and systemd gave up",
+    "oom-kill": "the kernel killed it for memory",
+    "core-dump": "it crashed",
+}
+
+
+def why_down(show: Mapping[str, Any]) -> str:
+    """The reason systemd gives for a unit that is not running, in plain words."""
+    result, code = show.get("Result", ""), show.get("ExecMainStatus", "0")
+    meaning = (EXIT_MEANINGS.get(code) if result in ("exit-code", "signal", "core-dump") else None) or RESULTS.get(result)
+    return f"{show.get('ActiveState')} ({show.get('SubState')}), result {result} {code}" + (f": {meaning}" if meaning else "")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import socket
@@ -10,7 +11,10 @@ import sys
 from typing import Any, Optional
 
 from .basics import guarded, program_of, read_bytes, read_text, run
-from .serving import masked
+from .serving import masked, masked_text, secrets, serving
+
+JOURNAL_LINES = 20000
+RESTART_SIGNS = ("NRestarts", "MainPID", "ExecMainStartTimestampMonotonic")
 
 
 def first_line(answer: dict[str, Any]) -> str:
@@ -37,8 +41,55 @@ def show(unit: str) -> dict[str, Any]:
     return properties
 
 
+def drop_ins(paths: str) -> dict[str, Any]:
+    """By file, in the order in which systemd applies them: the settings that each sets, as ``"Service.ExecStart"``; no values."""
+    return {path: guarded(settings_of, path) for path in paths.split()}
+
+
+def settings_of(path: str) -> list[Any]:
+    section, names, continued = "", [], False
+    for line in read_text(path).splitlines():
+        line = line.strip()  # noqa: PLW2901
+        if not line or line[0] in "#;":
+            continue
+        if not continued and line.startswith("["):
+            section = line.strip("[]")
+        elif not continued:
+            names.append(section + "." + line.partition("=")[0].strip())
+        continued = line.endswith("\\")
+    return sorted(set(names))
+
+
+def service(request: dict[str, Any], pool: concurrent.futures.Executor, deep: bool) -> dict[str, Any]:
+    """A unit, its process and its server. ``request``: ``{"unit", "place": [host, port], "key_file", "env_names", "config_dir", "scan"}``."""
+    unit, port = request["unit"], request["place"][1]
+    shown = guarded(show, unit)
+    none = {"error": shown["error"]} if "error" in shown else None
+    jobs = {"serving": pool.submit(guarded, serving, request)}
+    if none is None:
+        jobs["security"] = pool.submit(guarded, run, ["systemd-analyze", "security", "--no-pager", unit])
+        jobs["lint"] = pool.submit(guarded, lint, unit)
+    lines = [] if deep else ["-n", str(JOURNAL_LINES)]
+    journal = pool.submit(guarded, run, ["journalctl", "--no-pager", "-q", "-o", "cat", "-u", unit, *lines])
+    pid = int(shown.get("MainPID") or 0)
+    stopped = none or {"error": f"{unit} has no running process", "missing": True}
+    facts = {
+        "drop_ins": none or drop_ins(shown.get("DropInPaths", "")),
+        "process": guarded(process, pid, request["env_names"]) if pid else stopped,
+        "listen": guarded(listeners, pid, port),
+        "security": none,
+        "lint": none,
+    }
+    facts.update({name: job.result() for name, job in jobs.items()})
+    facts["secrets"] = guarded(secrets, request, journal.result(), shown)
+    facts["show"] = none or {name: masked_text(value) for name, value in shown.items()}
+    later = guarded(show, unit)
+    facts["show_later"] = later if "error" in later else {name: later.get(name) for name in RESTART_SIGNS}
+    return facts
+
+
 def lint(unit: str) -> dict[str, Any]:
-    """systemd's own complaints about ``unit`` with its drop-ins merged. The options need systemd 250, older ones do without."""
+    """The complaints of systemd itself about ``unit`` with its drop-ins merged. The options need systemd 250, older ones do without."""
     answer = run(["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit])
     if "unrecognized option" in answer.get("out", ""):
         answer = run(["systemd-analyze", "verify", unit])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import stat
 import time
 from typing import Any, Optional
@@ -17,6 +18,9 @@ SCAN_FILES = 5000
 KEY_LENGTH = 8
 HIDDEN = "(a secret)"
 SECRET_OPTIONS = ("--api-key", "--hf-token", "-hft")
+SECRET_WORDS = re.compile(
+    r"((?:^|\s)(?:--api-key|--hf-token|-hft)[ =]|\b\w*(?:API_KEY|TOKEN|SECRET|PASSW)\w*=)[^\s;]+", re.IGNORECASE
+)
 
 
 def key_of(path: str) -> str:
@@ -143,9 +147,14 @@ def masked(words: list[str]) -> list[Any]:
     return shown
 
 
-def redacted(facts: dict[str, Any], key_file: str) -> dict[str, Any]:
+def masked_text(text: str) -> str:
+    """A command line or a list of assignments, as systemctl prints them, without the values of secrets."""
+    return SECRET_WORDS.sub(r"\1" + HIDDEN, text)
+
+
+def redacted(facts: dict[str, Any], key_file: Optional[str]) -> dict[str, Any]:
     """``facts`` without the key, wherever it turned up: it never leaves the host."""
-    key = guarded(key_of, key_file)
+    key = guarded(key_of, key_file) if key_file else None
     if not isinstance(key, str) or len(key) < KEY_LENGTH:
         return facts
     return dict(json.loads(json.dumps(facts).replace(json.dumps(key)[1:-1], HIDDEN)))

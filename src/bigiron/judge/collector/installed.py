@@ -56,15 +56,16 @@ def tree(root: str, deep: bool) -> dict[str, Any]:
     return found
 
 
-def release(request: dict[str, Any], pool: concurrent.futures.Executor) -> dict[str, Any]:
-    root = os.path.join(request["prefix"], "releases", request["fingerprint"])
+def release(request: dict[str, Any], pool: concurrent.futures.Executor, deep: bool) -> dict[str, Any]:
+    """``request``: ``{"folder", "current", "user", "gpu": bool}``; with ``gpu`` also the devices the build and the kernel see."""
+    root = request["folder"]
     binary = os.path.join(root, "bin", "llama-server")
     jobs = {
-        "files": pool.submit(guarded, tree, root, request["deep"]),
+        "files": pool.submit(guarded, tree, root, deep),
         "version": pool.submit(guarded, lambda: run([binary, "--version"], **as_user(request["user"]))),
         "ldd": pool.submit(guarded, lambda: run(["/usr/bin/ldd", binary], **as_user(request["user"]))),
     }
-    if request["backend"] != "cpu":
+    if request["gpu"]:
         jobs["devices"] = pool.submit(guarded, lambda: run([binary, "--list-devices"], **as_user(request["user"])))
         jobs["gpu"] = pool.submit(guarded, gpu, request["user"])
     parents = {}
@@ -75,7 +76,7 @@ def release(request: dict[str, Any], pool: concurrent.futures.Executor) -> dict[
             break
         folder = os.path.dirname(folder)
     return {
-        "current": guarded(status_of, os.path.join(request["prefix"], "current")),
+        "current": guarded(status_of, request["current"]),
         "manifest": guarded(lambda: json.loads(read_text(os.path.join(root, "manifest.json")))),
         "parents": parents,
         **{name: job.result() for name, job in jobs.items()},
@@ -83,7 +84,7 @@ def release(request: dict[str, Any], pool: concurrent.futures.Executor) -> dict[
 
 
 def gpu(user: str) -> dict[str, Any]:
-    """Display controllers and accelerators by PCI class with their drivers, and device nodes with: may ``user`` open them?"""
+    """Display controllers and accelerators by PCI class with their drivers, and device nodes: can ``user`` open each."""
     cards = []
     base = "/sys/bus/pci/devices"
     for slot in sorted(os.listdir(base)) if os.path.isdir(base) else []:
@@ -117,12 +118,16 @@ def leftovers(root: str) -> list[Any]:
     ]
 
 
-def model(request: dict[str, Any], pool: concurrent.futures.Executor) -> dict[str, Any]:
-    root = request["model_dir"]
-    files = {}
-    for name in request["model_files"]:
-        files[name] = guarded(status_of, os.path.join(root, name))
-    if request["deep"]:
+def memory_total() -> int:
+    lines = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines())
+    return int(lines["MemTotal"].split()[0]) * 1024
+
+
+def model(request: dict[str, Any], pool: concurrent.futures.Executor, deep: bool) -> dict[str, Any]:
+    """``request``: ``{"folder", "files": [path below it]}``."""
+    root = request["folder"]
+    files = {name: guarded(status_of, os.path.join(root, name)) for name in request["files"]}
+    if deep:
         hashes = {name: pool.submit(guarded, digest, os.path.join(root, name)) for name in files}
         for name, job in hashes.items():
             files[name]["sha256"] = job.result()
@@ -130,5 +135,5 @@ def model(request: dict[str, Any], pool: concurrent.futures.Executor) -> dict[st
         "files": files,
         "record": guarded(lambda: json.loads(read_text(os.path.join(root, ".bigiron.json")))),
         "leftovers": guarded(leftovers, root),
-        "memory_total": int(re.search(r"^MemTotal:\s+(\d+)", read_text("/proc/meminfo"), re.MULTILINE).group(1)) * 1024,  # type: ignore[union-attr]
+        "memory_total": guarded(memory_total),
     }
