@@ -72,6 +72,29 @@ def test_becomes_root(lab: Lab, user: str, password: str | None) -> None:
     assert whoami(lab.target(user, ansible_become_password=password)) == "root"
 
 
+@pytest.mark.parametrize(
+    ("user", "variables", "who"),
+    [
+        ("root", {}, "root"),
+        ("free", {}, "root"),
+        ("free", {"ansible_become_password": PASSWORD}, "root"),
+        ("pw", {"ansible_become_password": PASSWORD}, "root"),
+        ("pw", {}, "pw"),
+        ("pw", {"ansible_become": False}, "pw"),
+    ],
+)
+def test_the_verifier_and_a_persons_tests_become_who_the_inventory_says(
+    lab: Lab, user: str, variables: dict[str, Any], who: str
+) -> None:
+    """Without a way to become root the collector looks as who it is; what only root may read stays open."""
+    from bigiron.judge import collect
+
+    with collect.opened(lab.target(user, **variables).connection) as reached:
+        assert (reached.collect(dict)["host"]["euid"] == 0) is (who == "root")
+        host = reached.for_tests()
+        assert host.check_output("id -un; echo %s", "it's me").split("\n") == [who, "it's me"]
+
+
 def test_a_password_that_sudo_does_not_want_is_not_executed(lab: Lab) -> None:
     target = lab.target("free", ansible_become_password="touch /run/bigiron-executed")
     assert whoami(target) == "root"
