@@ -219,6 +219,23 @@ def test_bad_drop_in_of_a_person_is_told_and_kept(server_host):
     assert "StartLimitFoo" in server_host.sh(f"cat {drop_in}")
 
 
+def test_drop_in_that_decides_what_runs_is_named_before_the_service_is_touched(server_host):
+    server_host.converge("llama_server", **wanted())
+    before = started(server_host) + on_disk(server_host)
+    drop_in = f"/etc/systemd/system/{UNIT}.d/mine.conf"
+    server_host.sh(
+        f"mkdir -p {drop_in.rsplit('/', 1)[0]}; printf '[Service]\\nExecStart=\\nExecStart=/bin/sleep 600\\n' >{drop_in}"
+    )
+    failed = server_host.run("llama_server", **wanted("--switch-1"))
+    assert failed.code != 0
+    for words in (f"{drop_in} overrides ExecStart= of {UNIT}", f"rm {drop_in} && systemctl daemon-reload", "left alone"):
+        assert words in failed.failed[-1], failed
+    assert started(server_host) + on_disk(server_host) == before
+    server_host.sh(f"printf '[Service]\\nNice=5\\n' >{drop_in}; touch {drop_in}")
+    server_host.converge("llama_server", **wanted())
+    assert started(server_host) not in before
+
+
 @pytest.mark.parametrize(
     ("variables", "says"),
     [

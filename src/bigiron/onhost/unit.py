@@ -13,11 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, Optional
 
-from ..errors import BigironError
+from ..errors import BigironError, Refused
 from . import processes
+from .dropins import overrides, told
 from .progress import write_atomic
 from .serving import show
-from .system import Tree
+from .system import Tree, start
 
 UNIT_DIR = Path("/etc/systemd/system")
 
@@ -78,14 +79,28 @@ def install(unit: str, content: str, *, check: bool = False, folder: Path = UNIT
     return {"changed": True, "path": str(path), "before": before}
 
 
-def freshness(unit: str, depends_on: list[str]) -> dict[str, Any]:
-    """Whether the process of ``unit`` still is what the files say.
+def refuse_overrides(unit: str) -> None:
+    """Raise Refused for a drop-in that decides what runs, as systemd has read it."""
+    now = show(unit)
+    tree = Tree()
+    texts = {path: tree.text(path) for path in now.get("DropInPaths", ())}
+    for what, hint in told(unit, overrides(tree.text(now.get("FragmentPath") or "/dev/null"), texts)):
+        if hint:
+            raise Refused(what, hint=hint)
+
+
+def freshness(unit: str, depends_on: list[str], *, reload: bool = False) -> dict[str, Any]:
+    """Whether the process of ``unit`` still is what the files say; ``reload`` has systemd read a unit that changed first.
 
     Returns ``{"active", "pid", "stale", "because": [why], "unread", "gave_up"}``: stale when it runs and is older than a file it depends on
     (a link counts by its own change), or when systemd has not read the unit since (unread, running or not); gave_up when systemd holds it for failed, so that
     earlier starts count against the next one (StartLimitBurst).
     """
     now = show(unit)
+    unread = bool(now.get("NeedDaemonReload"))
+    if unread and reload:
+        start(["systemctl", "daemon-reload"], 90)()
+        now = show(unit)
     pid = int(now.get("MainPID") or 0)
     since = processes.started(Tree(), pid) if pid else None
     because = [
@@ -93,7 +108,6 @@ def freshness(unit: str, depends_on: list[str]) -> dict[str, Any]:
         for path in depends_on
         if since is not None and (changed := _changed_at(path)) is not None and changed > since
     ]
-    unread = bool(now.get("NeedDaemonReload"))
     if unread:
         because.append("systemd has not read the unit since it changed")
     active = now.get("ActiveState") in {"active", "activating", "reloading"}
