@@ -122,7 +122,7 @@ def restore(service: Service, timeout_s: float, progress: Optional[Callable[[ser
 def cause(service: Service) -> str:
     """Why the unit does not run, with its last log lines; "" when it may still become ready."""
     now = serving.show(service.unit)
-    died = explain(now, now) if now else None
+    died = explain(service.unit, now, now) if now else None
     return (
         str(serving.death(service.unit, died, serving.journal(service.unit, [now], secrets=_secrets(service)))) if died else ""
     )

@@ -119,7 +119,7 @@ def wait_ready(
         if not unit_now:
             raise BigironError("no such unit", where=unit, hint="apply the role llama_server")
         first = first or unit_now
-        died = explain(first, unit_now)
+        died = explain(unit, first, unit_now)
         if died:
             raise death(unit, died, journal(unit, [first, unit_now] if first.get("MainPID") else [unit_now], begin, secrets))
         pid = int(unit_now.get("MainPID") or 0)
