@@ -17,6 +17,7 @@ options:
   key_file: {type: path, required: true, description: "File with the API key."}
   prefix: {type: path, default: /opt/bigiron, description: "Folder of the releases."}
   record: {type: path, required: true, description: "Where it is kept. It holds the key."}
+  depends_on: {type: list, elements: path, default: [], description: "What a process that is to be kept must not be older than, when there is an older note."}
   because: {type: str, default: "", description: "Why the successor is given up; empty asks systemd."}
   timeout_s: {type: int, default: 600, description: "Seconds until the previous service must be ready."}
 author: bigiron
@@ -67,6 +68,7 @@ def main():
             "key_file": {"type": "path", "required": True, "no_log": False},
             "prefix": {"type": "path", "default": "/opt/bigiron"},
             "record": {"type": "path", "required": True},
+            "depends_on": {"type": "list", "elements": "path", "default": []},
             "because": {"type": "str", "default": ""},
             "timeout_s": {"type": "int", "default": 600},
         },
@@ -79,7 +81,7 @@ def main():
     answer = {"changed": False}
     try:
         if given["state"] == "kept":
-            previous.keep(service)
+            previous.keep(service, given["depends_on"])
         elif given["state"] == "absent":
             previous.forget(service)
         else:

@@ -153,7 +153,7 @@ def test_first_start_that_fails_is_told_stopped_and_disabled(server_host):
         (wanted("--model", "/srv/models/none.gguf"), "No such file or directory: '/srv/models/none.gguf'"),
         (wanted("--die", llama_server_api_key=SENTINEL), "stub says no"),
         (wanted("--load-for-ever", llama_server_start_timeout_s=3), "/health says 503: Loading model"),
-        (wanted(llama_server_user="daemon", llama_server_environment={"PATH": "/nowhere"}), "exit code 127"),
+        (wanted(llama_server_user="nobody"), "216/GROUP: a group of the unit does not exist"),
     ],
 )
 def test_service_that_runs_is_put_back_when_its_successor_does_not_become_ready(server_host, change, says):
@@ -173,9 +173,8 @@ def test_release_of_the_running_process_is_put_back(server_host):
     server_host.converge("llama_server", **wanted())
     before = on_disk(server_host)
     server_host.sh(
-        "cd /opt/bigiron; mkdir -p releases/broken/bin; ln -sfn releases/broken current; "
-        'printf \'#!/usr/bin/python3\nimport sys\nif "--help" not in sys.argv: sys.exit("broken release")\n\' >current/bin/llama-server; '
-        "chmod 755 current/bin/llama-server"
+        "cd /opt/bigiron; cp -r releases/stubstub releases/broken; ln -sfn releases/broken current; "
+        "sed -i 's/^def option/sys.exit(\"broken release\")\\n&/' current/bin/llama-server"
     )
     failed = server_host.run("llama_server", **wanted())
     assert "broken release" in failed.failed[-1], failed

@@ -35,7 +35,7 @@ class Service(NamedTuple):
         return [UNIT_DIR / self.unit, self.key]
 
 
-def keep(service: Service) -> bool:
+def keep(service: Service, depends_on: List[str]) -> bool:
     """Keep what runs now; False when nothing runs, or when an interrupted run kept something and what runs has not proved ready since."""
     now = serving.show(service.unit)
     pid = int(now.get("MainPID") or 0)
@@ -53,7 +53,7 @@ def keep(service: Service) -> bool:
             if path.is_file()
         },
     }  # fmt: skip
-    if service.record.exists() and not _proved(service, kept):
+    if service.record.exists() and not _proved(service, kept, depends_on):
         return False
     service.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(service.record, json.dumps(kept), 0o600)
@@ -72,8 +72,8 @@ def _release(service: Service, pid: int) -> str:
     return executable.relative_to(releases).parts[0] if releases in executable.parents else ""
 
 
-def _proved(service: Service, kept: Dict[str, Any]) -> bool:
-    if freshness(service.unit, [*map(str, service.files), str(service.prefix / "current")])["because"]:
+def _proved(service: Service, kept: Dict[str, Any], depends_on: List[str]) -> bool:
+    if freshness(service.unit, depends_on)["because"]:
         return False
     try:
         serving.wait_ready(service.unit, kept["port"], kept["host"], 0)
