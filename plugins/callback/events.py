@@ -93,7 +93,7 @@ class CallbackModule(CallbackBase):
         return bool(result.task.no_log or result._result.get("_ansible_no_log") or result._result.get("censored"))
 
     def _words(self, result):
-        """What a failing task says: message, hint, and the last words of a command."""
+        """What a failing task says: message, hint, and the last lines of a command."""
         if self._hidden(result):
             return HIDDEN
         return words(result._result)
@@ -162,9 +162,9 @@ def words(result):
         )
     said = str(result.get("msg") or "").strip()
     parts = [said or "failed without a message"]
-    last_words = str(result.get("stderr") or result.get("module_stderr") or "").strip().splitlines()[-3:]
-    if last_words and last_words[-1] not in said:
-        parts.append("\n".join(last_words))
+    last_lines = str(result.get("stderr") or result.get("module_stderr") or "").strip().splitlines()[-3:]
+    if last_lines and last_lines[-1] not in said:
+        parts.append("\n".join(last_lines))
     if result.get("hint"):
         parts.append(f"hint: {result['hint']}")
     return "\n".join(parts)

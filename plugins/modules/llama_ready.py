@@ -8,7 +8,7 @@ module: llama_ready
 short_description: Wait until a llama.cpp server is ready, and have it complete one prompt
 description:
   - Ready means that C(/health) answers 200 and the answering process is the unit's own.
-  - A process that dies meanwhile is an error at once, with the reason and its last words.
+  - A process that dies meanwhile is an error at once, with the reason and its last log lines.
 options:
   unit: {type: str, required: true, description: "Unit name."}
   host: {type: str, default: 127.0.0.1, description: "Address the server listens on."}
@@ -75,7 +75,7 @@ def main():
     finally:
         report.close()
     if not answer["generated_tokens"]:
-        module.fail_json(msg=f"{wanted['unit']}: the completion is empty", hint="./inv doctor, or look into its journal")
+        module.fail_json(msg=f"{wanted['unit']}: the completion is empty", hint=f"journalctl --unit {wanted['unit']}")
     module.exit_json(changed=False, seconds=round(ready.seconds, 1), **answer)
 
 

@@ -8,7 +8,8 @@ module: service_freshness
 short_description: Tell whether a running service is older than the files it depends on
 description:
   - A run that was interrupted between a change and the restart leaves a process that no handler will restart; this finds it.
-  - Changes nothing. Complaints of systemd about the unit with its drop-ins are an error.
+  - Has systemd read a unit that changed, and touches no process.
+  - What systemd complains about in the unit with its drop-ins is an error, and so is a drop-in that decides what runs.
 options:
   name: {type: str, required: true, description: "Unit name."}
   depends_on: {type: list, elements: path, default: [], description: "Files and links; a link counts by its own change."}
@@ -24,7 +25,7 @@ RETURN = r"""
 active: {type: bool, returned: success, description: "Whether it runs (or starts)."}
 stale: {type: bool, returned: success, description: "Whether it runs and is older than something it depends on."}
 because: {type: list, returned: success, description: "What changed after it started."}
-unread: {type: bool, returned: success, description: "Whether systemd has not read the unit and its drop-ins as they are."}
+unread: {type: bool, returned: success, description: "Whether systemd had not read the unit and its drop-ins as they are."}
 gave_up: {type: bool, returned: success, description: "Whether systemd holds it for failed."}
 """
 
@@ -51,7 +52,8 @@ def main():
                 where=str(path),
                 hint=f"look into {path}.d, then run it again",
             )
-        answer = unitfile.freshness(name, module.params["depends_on"])
+        answer = unitfile.freshness(name, module.params["depends_on"], reload=not module.check_mode)
+        unitfile.refuse_overrides(name)
     except BigironError as error:
         module.fail_json(msg=str(error), hint=error.hint)
     except OSError as error:

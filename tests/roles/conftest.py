@@ -5,6 +5,8 @@ import functools
 import hashlib
 import http.server
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -50,8 +52,11 @@ class Host:
         self.folder = folder
         self.gateway = gateway
 
-    def run(self, *roles, entry="main", check=False, arguments=(), playbook=None, **variables):
-        """Apply ``roles`` (or a playbook of the project) with ``variables`` as host variables, as a person would."""
+    def run(self, *roles, entry="main", check=False, arguments=(), playbook=None, kill_when="", **variables):
+        """Apply ``roles`` (or a playbook of the project) with ``variables`` as host variables, as a person would.
+
+        ``kill_when``: kill -9 Ansible as soon as this shell condition holds on the host.
+        """
         assert not roles or variables.keys() <= set().union(*map(documented, roles)), "only what the roles document"
         plan = self.folder / "plan"
         (plan / "host_vars").mkdir(parents=True, exist_ok=True)
@@ -80,18 +85,23 @@ class Host:
             **clean_env(), "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg"), "ANSIBLE_STDOUT_CALLBACK": "bigiron.host.events",
             "ANSIBLE_BIGIRON_LOG": str(log),
         }  # fmt: skip
-        done = subprocess.run(
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
             argv,
             cwd=PROJECT,
             env=environment,
-            capture_output=True,
+            stdout=pipe,
+            stderr=pipe,
             text=True,
-            check=False,
-            timeout=900,
             stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
-        result = Play(done.returncode, done.stdout + done.stderr, log.read_text() if log.exists() else "")
-        for line in done.stdout.splitlines():
+        if kill_when:
+            self.sh(f"until {kill_when}; do sleep 0.1; done")
+            os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate(timeout=900)
+        result = Play(process.returncode, stdout + stderr, log.read_text() if log.exists() else "")
+        for line in stdout.splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 event = json.loads(line)
                 if event["event"] == "changed":

@@ -12,9 +12,13 @@ SENTINEL = "key-sentinel-0123456789"
 SERVER = """#!/usr/bin/python3
 import http.server, json, os, sys, time
 if '--help' in sys.argv:
-    print('--port N  port\\n--api-key-file F  keys\\n--die  die\\n' + '\\n'.join(f'--switch-{n}  a switch' for n in range(10)))
+    options = ['--host A', '--port N', '--model F', '--api-key-file F', '--die', '--load-for-ever', *(f'--switch-{n}' for n in range(10))]
+    print('\\n'.join(option + '  text' for option in options))
     sys.exit()
-key = open(sys.argv[sys.argv.index('--api-key-file') + 1]).read().strip()
+def option(name, default):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+key = open(option('--api-key-file', '')).read().strip()
+open(option('--model', '/dev/null')).close()
 began = time.time()
 class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, code, document):
@@ -24,7 +28,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
     def do_GET(self):
-        if time.time() - began < 1.5:
+        if '--load-for-ever' in sys.argv or time.time() - began < 1.5:
             return self.answer(503, {'error': {'code': 503, 'message': 'Loading model'}})
         self.answer(200, {'status': 'ok'})
     def do_POST(self):
@@ -38,7 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 if '--die' in sys.argv:
     sys.exit('error loading model: stub says no')
-http.server.HTTPServer(('127.0.0.1', int(sys.argv[sys.argv.index('--port') + 1])), Handler).serve_forever()
+http.server.HTTPServer((option('--host', '127.0.0.1'), int(option('--port', '8080'))), Handler).serve_forever()
 """
 
 
@@ -116,10 +120,83 @@ def test_given_key_is_used_rotated_and_shows_up_nowhere(server_host):
     assert seen == "", seen
 
 
-def test_server_that_dies_is_told_with_its_last_words(server_host):
+def serving(host, port=8080):
+    """What the service answers on /health, its key read on the host."""
+    return host.sh(
+        f"python3 -c 'import urllib.request as r; print(r.urlopen(\"http://127.0.0.1:{port}/health\").status)'", check=False
+    )
+
+
+def on_disk(host):
+    return host.sh(
+        f"sha256sum /etc/systemd/system/{UNIT} /etc/bigiron/credentials/*; readlink /opt/bigiron/current; "
+        f"systemctl show -p NeedDaemonReload -p UnitFileState {UNIT}"
+    )
+
+
+def test_first_start_that_fails_is_told_stopped_and_disabled(server_host):
     failed = server_host.run("llama_server", **wanted("--die"))
     assert failed.code != 0
     assert "stub says no" in failed.failed[-1], failed
+    assert "nothing ran before, so the unit was stopped and disabled" in failed.failed[-1], failed
+    shown = server_host.sh(f"systemctl show -p ActiveState -p SubState -p UnitFileState -p Job {UNIT}")
+    assert "UnitFileState=disabled" in shown
+    assert "ActiveState=inactive" in shown or "ActiveState=failed" in shown
+    server_host.converge("llama_server", **wanted())
+    assert serving(server_host).strip() == "200"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (wanted("--host", "203.0.113.9", llama_server_host="203.0.113.9"), "Cannot assign requested address"),
+        (wanted("--model", "/srv/models/none.gguf"), "No such file or directory: '/srv/models/none.gguf'"),
+        (wanted("--die", llama_server_api_key=SENTINEL), "stub says no"),
+        (wanted("--load-for-ever", llama_server_start_timeout_s=3), "/health says 503: Loading model"),
+        (wanted(llama_server_user="nobody"), "216/GROUP: a group of the unit does not exist"),
+    ],
+)
+def test_service_that_runs_is_put_back_when_its_successor_does_not_become_ready(server_host, change, says):
+    server_host.converge("llama_server", **wanted())
+    before = on_disk(server_host)
+    failed = server_host.run("llama_server", **change)
+    assert failed.code != 0
+    assert says in failed.failed[-1], failed
+    assert "the previous service was put back and is ready on 127.0.0.1:8080" in failed.failed[-1], failed
+    assert serving(server_host).strip() == "200"
+    assert on_disk(server_host) == before
+    again = server_host.run("llama_server", **wanted())
+    assert (again.code, again.changed) == (0, []), again
+
+
+def test_release_of_the_running_process_is_put_back(server_host):
+    server_host.converge("llama_server", **wanted())
+    before = on_disk(server_host)
+    server_host.sh(
+        "cd /opt/bigiron; cp -r releases/stubstub releases/broken; ln -sfn releases/broken current; "
+        "sed -i 's/^def option/sys.exit(\"broken release\")\\n&/' current/bin/llama-server"
+    )
+    failed = server_host.run("llama_server", **wanted())
+    assert "broken release" in failed.failed[-1], failed
+    assert "is ready on 127.0.0.1:8080" in failed.failed[-1], failed
+    assert serving(server_host).strip() == "200"
+    assert on_disk(server_host) == before
+
+
+def test_run_that_was_killed_before_the_successor_was_ready_is_ended_by_the_next(server_host):
+    server_host.converge("llama_server", **wanted())
+    before = on_disk(server_host)
+    bad = wanted("--load-for-ever", llama_server_api_key=SENTINEL)
+    first = server_host.sh(f"systemctl show -P MainPID {UNIT}").strip()
+    restarted = f'test "$(systemctl show -P MainPID {UNIT})" != {first}'
+    killed = server_host.run("llama_server", kill_when=restarted, **bad)
+    assert killed.code == -9
+    failed = server_host.run("llama_server", **{**bad, "llama_server_start_timeout_s": 3})
+    assert "the previous service was put back and is ready" in failed.failed[-1], failed
+    assert on_disk(server_host) == before
+    server_host.run("llama_server", kill_when="test -e /etc/bigiron/credentials/main.previous", **bad)
+    server_host.converge("llama_server", **wanted())
+    assert serving(server_host).strip() == "200"
 
 
 def test_taken_port_is_told(server_host):
@@ -139,6 +216,23 @@ def test_bad_drop_in_of_a_person_is_told_and_kept(server_host):
     assert failed.code != 0
     assert "StartLimitFoo" in failed.failed[-1], failed
     assert "StartLimitFoo" in server_host.sh(f"cat {drop_in}")
+
+
+def test_drop_in_that_decides_what_runs_is_named_before_the_service_is_touched(server_host):
+    server_host.converge("llama_server", **wanted())
+    before = started(server_host) + on_disk(server_host)
+    drop_in = f"/etc/systemd/system/{UNIT}.d/mine.conf"
+    server_host.sh(
+        f"mkdir -p {drop_in.rsplit('/', 1)[0]}; printf '[Service]\\nExecStart=\\nExecStart=/bin/sleep 600\\n' >{drop_in}"
+    )
+    failed = server_host.run("llama_server", **wanted("--switch-1"))
+    assert failed.code != 0
+    for words in (f"{drop_in} overrides ExecStart= of {UNIT}", f"rm {drop_in} && systemctl daemon-reload", "left alone"):
+        assert words in failed.failed[-1], failed
+    assert started(server_host) + on_disk(server_host) == before
+    server_host.sh(f"printf '[Service]\\nNice=5\\n' >{drop_in}; touch {drop_in}")
+    server_host.converge("llama_server", **wanted())
+    assert started(server_host) not in before
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def variables():
         "llama_server_prefix": "/opt/bigiron",
         "llama_server_config_dir": "/etc/bigiron",
         "llama_server_model_root": "/srv/models",
+        "llama_server_start_timeout_s": 600,
         "llama_server_lock_memory": False,
         "llama_server_memory_max_bytes": 0,
     }

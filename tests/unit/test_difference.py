@@ -51,6 +51,7 @@ def change(document, path, value):
 
 
 SHARD = ("models", REVISION, "files", "Q4/m-00001-of-00002.gguf")
+GAVE_UP = {"LoadState": "loaded", "ActiveState": "failed", "Result": "exit-code", "NRestarts": 5, "StartLimitBurst": 5}
 CASES = [
     (("packages", "libgomp1"), None, "base", "not installed"),
     (("packages", "libgomp1"), {"error": "no dpkg"}, "base", "cannot be read: no dpkg"),
@@ -72,6 +73,7 @@ CASES = [
     (("paths", "/etc/bigiron/credentials/main.key", "size"), 0, "llama_server", "is empty"),
     (("services", UNIT, "UnitFileState"), "disabled", "llama_server", "is disabled"),
     (("services", UNIT, "ActiveState"), "failed", "llama_server", "is failed"),
+    (("services", UNIT), GAVE_UP, "llama_server", f"start limit hit: fix the cause, then systemctl reset-failed {UNIT}"),
     (("services", UNIT, "exe"), "/opt/bigiron/releases/old/bin/llama-server", "llama_server", "runs /opt/bigiron/releases/old"),
     (("services", UNIT, "health"), 503, "llama_server", "not ready"),
     (("services", UNIT, "listening"), False, "llama_server", "another process answers"),

@@ -1,4 +1,6 @@
+import jinja2
 import pytest
+import yaml
 from tests.fixtures.hostfacts import DISK, HASWELL, QUANT, REVISION, UNIT, as_planned, fact, installed, machine
 
 from bigiron import parts
@@ -161,6 +163,13 @@ def test_one_list_says_what_makes_a_service_stale():
     paths.append(f"/srv/models/{REVISION}/.bigiron.json")
     assert parts.watch(one.wish)["service"][UNIT]["depends_on"] == paths
     assert plan_hosts([one], [])["a"].variables["llama_server_depends_on"] == paths
+
+
+def test_the_roles_own_list_of_what_makes_a_service_stale_is_contained_in_the_parts():
+    defaults = yaml.safe_load((PROJECT / "roles/llama_server/defaults/main.yml").read_text())
+    paths = [jinja2.Template(each).render(defaults) for each in defaults["llama_server_depends_on"]]
+    assert len(paths) == 3
+    assert set(paths) < set(llama_server.depends_on(fact("a").wish))
 
 
 def test_a_drop_in_that_decides_what_runs_is_refused_and_any_other_is_told():

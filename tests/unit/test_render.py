@@ -1,3 +1,4 @@
+import re
 import shutil
 import subprocess
 
@@ -59,6 +60,16 @@ def test_nul_is_refused():
 def test_missing_variable_is_named():
     with pytest.raises(UsageError, match="llama_server_"):
         render.render("llama-server.service", {})
+
+
+@pytest.mark.parametrize("timeout_s", [30, 120, 3600])
+def test_start_limit_holds_for_a_load_that_fails_as_late_as_it_may(variables, timeout_s):
+    text = render.render("llama-server.service", {**variables, "llama_server_start_timeout_s": timeout_s})
+    interval, burst, pause = (
+        int(re.search(rf"^{key}=(\d+)s?$", text, re.MULTILINE)[1])
+        for key in ("StartLimitIntervalSec", "StartLimitBurst", "RestartSec")
+    )
+    assert interval > burst * (timeout_s + pause)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")

@@ -163,7 +163,11 @@ def test_another_program_on_the_port_is_named_and_never_ready():
         ({"ActiveState": "failed", "Result": "resources"}, "environment file"),
         ({"ActiveState": "failed", "Result": "exit-code"}, "before or after its start failed"),
         ({"ActiveState": "failed", "Result": "start-limit-hit", "ExecMainCode": 1, "ExecMainStatus": 203}, "203/EXEC"),
-        ({"ActiveState": "failed", "Result": "start-limit-hit"}, "died so often"),
+        ({"ActiveState": "failed", "Result": "start-limit-hit"}, "start limit hit: it died so often"),
+        (
+            {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": 1, "NRestarts": 5, "StartLimitBurst": 5},
+            "1; start limit hit",
+        ),
         ({"ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": 1}, "exit code 1"),
         ({"NRestarts": 1, "MainPID": 4242, "ExecMainStatus": 0}, "ended by itself"),
         (
@@ -188,7 +192,7 @@ def test_death_ends_the_wait_at_once_with_a_plain_sentence(dead, sentence):
     assert clock.now == serving.INTERVAL_S
 
 
-def test_last_words_are_of_the_run_that_died():
+def test_last_log_lines_are_of_the_run_that_died():
     calls = []
     begin = systemd(state(InvocationID="aa"), state(MainPID=4242, NRestarts=1, InvocationID="bb", ExecMainStatus=1))
 
@@ -213,12 +217,18 @@ def test_not_running_at_all():
         wait(1, systemd(state(ActiveState="inactive", SubState="dead", MainPID=0, ConditionResult="no", AssertResult="no")))
 
 
+def test_a_unit_that_systemd_gave_up_says_how_to_reset_it():
+    with pytest.raises(BigironError) as caught:
+        wait(1, systemd(state(ActiveState="failed", Result="start-limit-hit", MainPID=0)))
+    assert caught.value.hint == f"fix the cause, then systemctl reset-failed {UNIT}"
+
+
 def test_no_such_unit():
     with pytest.raises(BigironError, match="no such unit"):
         wait(1, systemd(state(LoadState="not-found", ActiveState="inactive")))
 
 
-def test_last_words_hold_no_secret():
+def test_last_log_lines_hold_no_secret():
     journal = (
         f"llama-server --api-key {KEY}\nAuthorization: Bearer abcdef.123\nLLAMA_API_KEY=other-key x\n"
         f"token hf_abcdefghijklmnopqrstuv\nkey is {KEY}!\n--api-key-file /etc/bigiron/credentials/main.key\n"

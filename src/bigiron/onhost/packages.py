@@ -133,13 +133,13 @@ def remove(*, lock_timeout_s: int = 300, check: bool = False, record: Path = REC
     """
     have = installed(runner)
     ours = [name for name in recorded(record) if name in have]
-    doomed, kept = _removable(ours, runner)
-    if doomed and not check:
-        _Apt(runner, lock_timeout_s).call("-y", "purge", *doomed)
+    removable, kept = _removable(ours, runner)
+    if removable and not check:
+        _Apt(runner, lock_timeout_s).call("-y", "purge", *removable)
     if not check:
         with contextlib.suppress(FileNotFoundError):
             record.unlink()
-    return {"changed": bool(doomed), "removed": doomed, "kept": kept}
+    return {"changed": bool(removable), "removed": removable, "kept": kept}
 
 
 def _removable(ours: list[str], runner: Run) -> tuple[list[str], list[dict[str, str]]]:
@@ -154,17 +154,17 @@ def _removable(ours: list[str], runner: Run) -> tuple[list[str], list[dict[str, 
     because = f"removing it would also remove {', '.join(foreign[:4])}" if foreign else _reason(answer)
     if len(ours) == 1:
         return [], [{"name": ours[0], "because": because}]
-    doomed, kept = [], []
+    removable, kept = [], []
     for half in (ours[: len(ours) // 2], ours[len(ours) // 2 :]):
         part = _removable(half, runner)
-        doomed += part[0]
+        removable += part[0]
         kept += part[1]
     # halves that are harmless alone may not be harmless together
-    answer = runner(["apt-get", "-s", "purge", *doomed]) if doomed else answer
-    extra = (set(simulated(answer.stdout, "Remv")) | set(simulated(answer.stdout, "Purg"))) - set(doomed)
-    if doomed and extra:
-        return [], [*kept, *({"name": name, "because": f"removing it would also remove {min(extra)}"} for name in doomed)]
-    return doomed, kept
+    answer = runner(["apt-get", "-s", "purge", *removable]) if removable else answer
+    extra = (set(simulated(answer.stdout, "Remv")) | set(simulated(answer.stdout, "Purg"))) - set(removable)
+    if removable and extra:
+        return [], [*kept, *({"name": name, "because": f"removing it would also remove {min(extra)}"} for name in removable)]
+    return removable, kept
 
 
 class _Apt:

@@ -12,7 +12,6 @@ import os
 import pwd
 import re
 import shutil
-import signal
 import subprocess
 import tarfile
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any, Optional
 
 from ..errors import BigironError
 from .progress import write_atomic
+from .symptoms import SIGNALS
 from .system import sha256_of
 
 MANIFEST = "manifest.json"
@@ -186,15 +186,11 @@ def run_as(account: pwd.struct_passwd, argv: list[str], timeout_s: float = 60.0)
         raise BigironError(f"cannot be run by {account.pw_name}: {error.strerror}", where=argv[0]) from error
     except subprocess.TimeoutExpired as error:
         raise BigironError(f"no answer within {timeout_s:.0f} s", where=" ".join(argv)) from error
-    if answer.returncode == -signal.SIGILL:
-        raise BigironError(
-            "this CPU lacks CPU features that the build uses (illegal instruction)",
-            where=argv[0],
-            hint="build on this host, or on one with the same CPU flags",
-        )
     if answer.returncode != 0:
-        how = f"signal {-answer.returncode}" if answer.returncode < 0 else f"exit code {answer.returncode}"
-        raise BigironError(f"does not run as {account.pw_name} ({how}): {answer.stderr.strip()[-400:]}", where=" ".join(argv))
+        plain = f"signal {-answer.returncode}" if answer.returncode < 0 else f"exit code {answer.returncode}"
+        how, hint = SIGNALS.get(-answer.returncode, (plain, None))
+        what = f"does not run as {account.pw_name} ({how}): {answer.stderr.strip()[-400:]}"
+        raise BigironError(what, where=" ".join(argv), hint=hint)
     return answer
 
 

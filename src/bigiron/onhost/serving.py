@@ -66,14 +66,12 @@ def journal(unit: str, looks: Iterable[Dict[str, Any]], begin: Start = start, se
     return without_secrets(begin(argv)().out, secrets).splitlines()
 
 
-def _look(unit: str, begin: Start) -> Dict[str, Any]:
+def show(unit: str, begin: Start = start) -> Dict[str, Any]:
+    """What systemd says about ``unit`` (`parse_show`); empty when there is none."""
     answer = begin(show_argv([unit]))()
     if answer.rc != 0:
         raise BigironError(f"systemctl failed: {answer.err or answer.rc}", where=unit)
-    found = parse_show(answer.out)
-    if unit not in found:
-        raise BigironError("no such unit", where=unit, hint="apply the role llama_server")
-    return found[unit]
+    return parse_show(answer.out).get(unit, {})
 
 
 def _owner(tree: Tree, host: str, port: int, pid: int) -> Optional[str]:
@@ -117,11 +115,13 @@ def wait_ready(
     first: Optional[Dict[str, Any]] = None
     detail = "it has not started yet"
     while True:
-        unit_now = _look(unit, begin)
+        unit_now = show(unit, begin)
+        if not unit_now:
+            raise BigironError("no such unit", where=unit, hint="apply the role llama_server")
         first = first or unit_now
-        died = explain(first, unit_now)
+        died = explain(unit, first, unit_now)
         if died:
-            raise _death(unit, died, journal(unit, [first, unit_now] if first.get("MainPID") else [unit_now], begin, secrets))
+            raise death(unit, died, journal(unit, [first, unit_now] if first.get("MainPID") else [unit_now], begin, secrets))
         pid = int(unit_now.get("MainPID") or 0)
         if pid:
             first = {**unit_now, "NRestarts": first.get("NRestarts", 0)} if not first.get("MainPID") else first
@@ -147,9 +147,10 @@ def wait_ready(
         sleep(INTERVAL_S)
 
 
-def _death(unit: str, died: Died, lines: List[str]) -> BigironError:
+def death(unit: str, died: Died, lines: List[str]) -> BigironError:
+    """The error for a unit that died with these last log lines."""
     tail = "\n  ".join(lines)
-    return BigironError(died.what + (f"; its last words:\n  {tail}" if tail else ""), where=unit, hint=died.hint)
+    return BigironError(died.what + (f"; its last log lines:\n  {tail}" if tail else ""), where=unit, hint=died.hint)
 
 
 def complete(host: str, port: int, key: str, prompt: str, n_predict: int, timeout_s: float) -> Dict[str, Any]:

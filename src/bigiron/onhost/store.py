@@ -336,11 +336,11 @@ def remove_recorded(root: Path, *, check: bool = False) -> list[str]:
         folder = record.parent
         proofs = Proofs(folder)
         ours = [folder / name for name in proofs.files if name not in proofs.adopted]
-        doomed = [path for path in [*ours, *folder.rglob("*.part"), record] if path.is_file() or path.is_symlink()]
-        removed += [str(path) for path in doomed]
+        removable = [path for path in [*ours, *folder.rglob("*.part"), record] if path.is_file() or path.is_symlink()]
+        removed += [str(path) for path in removable]
         if check:
             continue
-        for path in doomed:
+        for path in removable:
             path.unlink()
         for inside in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
             _rmdir(inside)

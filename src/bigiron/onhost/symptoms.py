@@ -9,6 +9,8 @@ import re
 import signal
 from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
+from .kinds.service import gave_up
+
 KILLED, DUMPED = 2, 3  # ExecMainCode: CLD_KILLED, CLD_DUMPED of waitid(2)
 
 SET_UP = {
@@ -26,7 +28,7 @@ SET_UP = {
         "look for the key file below /etc/bigiron/credentials",
     ),
 }
-SIGNALS: Dict[int, Tuple[str, str]] = {
+SIGNALS: Dict[int, Tuple[str, Optional[str]]] = {
     signal.SIGILL: (
         "it died of an illegal instruction (signal 4): it was built for CPU features this one lacks",
         "build the release for this CPU",
@@ -51,7 +53,7 @@ RESULTS = {
     ),
     "timeout": ("it took longer to start or stop than the unit allows", "raise TimeoutStartSec"),
     "watchdog": ("it no longer answered systemd's watchdog", None),
-    "start-limit-hit": ("it died so often that systemd stopped restarting it", "fix the cause, then systemctl reset-failed"),
+    "start-limit-hit": ("start limit hit: it died so often that systemd stopped restarting it", None),
     "exec-condition": ("its start condition said no", None),
 }
 # what keys look like in logs: our own flags and headers, and the hub's tokens
@@ -75,11 +77,25 @@ def without_secrets(text: str, secrets: Iterable[str] = ()) -> str:
     return SECRET.sub(lambda match: "".join(filter(None, match.groups())) + "***", text)
 
 
-def explain(first: Dict[str, Any], now: Dict[str, Any]) -> Optional[Died]:
-    """Why the unit is not going to serve, or None while it runs or may still start.
+def explain(unit: str, first: Dict[str, Any], now: Dict[str, Any]) -> Optional[Died]:
+    """Why ``unit`` is not going to serve, or None while it runs or may still start.
 
-    ``first`` and ``now`` are `services.parse_show` of two moments: a restart or another pid in between is a death too.
+    ``first`` and ``now`` are `service.parse_show` of two moments: a restart or another pid in between is a death too.
     """
+    died = _explain(first, now)
+    if not died or not gave_up(now):
+        return died
+    limit = RESULTS["start-limit-hit"][0]
+    what = died.what if died.what == limit else f"{died.what}; {limit}"
+    return Died(
+        what,
+        f"{died.hint}; then systemctl reset-failed {unit}"
+        if died.hint
+        else f"fix the cause, then systemctl reset-failed {unit}",
+    )
+
+
+def _explain(first: Dict[str, Any], now: Dict[str, Any]) -> Optional[Died]:
     if "error" in now:
         return Died(f"systemd does not tell: {now['error']}", None)
     state, result = now.get("ActiveState"), now.get("Result", "success")

@@ -10,12 +10,15 @@ import re
 import secrets
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Optional
 
-from ..errors import BigironError
+from ..errors import BigironError, Refused
+from . import processes
+from .dropins import overrides, told
 from .progress import write_atomic
+from .serving import show
+from .system import Tree, start
 
 UNIT_DIR = Path("/etc/systemd/system")
 API_KEY_LENGTH = 16
@@ -78,42 +81,47 @@ def install(unit: str, content: str, *, check: bool = False, folder: Path = UNIT
     return {"changed": True, "path": str(path), "before": before}
 
 
-def freshness(unit: str, depends_on: list[str]) -> dict[str, Any]:
-    """Whether the process of ``unit`` still is what the files say.
+def refuse_overrides(unit: str) -> None:
+    """Raise Refused for a drop-in that decides what runs, as systemd has read it."""
+    now = show(unit)
+    tree = Tree()
+    texts = {path: tree.text(path) for path in now.get("DropInPaths", ())}
+    for what, hint in told(unit, overrides(tree.text(now.get("FragmentPath") or "/dev/null"), texts)):
+        if hint:
+            raise Refused(what, hint=hint)
+
+
+def freshness(unit: str, depends_on: list[str], *, reload: bool = False) -> dict[str, Any]:
+    """Whether the process of ``unit`` still is what the files say; ``reload`` has systemd read a unit that changed first.
 
     Returns ``{"active", "pid", "stale", "because": [why], "unread", "gave_up"}``: stale when it runs and is older than a file it depends on
     (a link counts by its own change), or when systemd has not read the unit since (unread, running or not); gave_up when systemd holds it for failed, so that
     earlier starts count against the next one (StartLimitBurst).
     """
-    answer = subprocess.run(
-        ["systemctl", "show", unit, "--property=MainPID,ActiveState,NeedDaemonReload"],
-        capture_output=True, text=True, check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
-    )  # fmt: skip
-    values = dict(line.split("=", 1) for line in answer.stdout.splitlines() if "=" in line)
-    pid = int(values.get("MainPID") or 0)
-    started = started_at(pid) if pid else None
+    now = show(unit)
+    unread = bool(now.get("NeedDaemonReload"))
+    if unread and reload:
+        start(["systemctl", "daemon-reload"], 90)()
+        now = show(unit)
+    pid = int(now.get("MainPID") or 0)
+    since = processes.started(Tree(), pid) if pid else None
     because = [
         f"{path} changed after the service started"
         for path in depends_on
-        if started is not None and (changed := _changed_at(path)) is not None and changed > started
+        if since is not None and (changed := _changed_at(path)) is not None and changed > since
     ]
-    unread = values.get("NeedDaemonReload") == "yes"
     if unread:
         because.append("systemd has not read the unit since it changed")
-    active = values.get("ActiveState") in {"active", "activating", "reloading"}
-    gave_up = values.get("ActiveState") == "failed"
-    stale = bool(active and because)
-    return {"active": active, "pid": pid, "stale": stale, "because": because, "unread": unread, "gave_up": gave_up}
-
-
-def started_at(pid: int) -> Optional[float]:
-    """When a process started, in seconds since the epoch (proc_pid_stat(5), field 22; robust against clock jumps since)."""
-    try:
-        fields = Path("/proc", str(pid), "stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-        uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
-    except (OSError, IndexError, ValueError):
-        return None
-    return time.time() - uptime + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    active = now.get("ActiveState") in {"active", "activating", "reloading"}
+    gave_up = now.get("ActiveState") == "failed"
+    return {
+        "active": active,
+        "pid": pid,
+        "stale": active and bool(because),
+        "because": because,
+        "unread": unread,
+        "gave_up": gave_up,
+    }
 
 
 def _changed_at(path: str) -> Optional[float]:

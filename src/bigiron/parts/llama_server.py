@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bigiron.errors import Refused
+from bigiron.onhost import dropins
 from bigiron.parts import base, llama_cpp, model
 from bigiron.parts.part import SERVICE, Facts, Planned, Reason, Resource, Watched, file_resource
 from bigiron.plan.arguments import advise
@@ -20,8 +21,7 @@ KEY = "llama_server_api_key"
 SECRETS = (KEY,)
 """The variable with the API key; without it the host makes its own."""
 ENVIRONMENT = {"HOME": "/nonexistent", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
-COMMAND = ("ExecStart", "ExecStartPre", "ExecStartPost", "Type", "User", "Group", "LoadCredential", "RootDirectory")
-"""Settings that decide what runs: a drop-in that changes one of them is a difference, not a taste."""
+COMMAND = dropins.DECISIVE
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
@@ -165,14 +165,9 @@ def _not_understood(facts: Facts, argv: list[str]) -> list[Refused]:
 def _overridden(facts: Facts) -> tuple[list[Refused], list[str]]:
     """What a person's drop-ins change: refused where it decides what runs (no run could bring that in sync), else told."""
     name = unit(facts.wish)
-    found: dict[str, list[str]] = {}
-    for path, setting in facts.observed["services"].get(name, {}).get("overrides", ()):
-        found.setdefault(path, []).append(setting)
     refusals, findings = [], []
-    for path, settings in found.items():
-        what = f"{path} overrides {', '.join(f'{each}=' for each in settings)} of {name}"
-        if set(settings) & set(COMMAND):
-            hint = f"to keep it, say it in the inventory (llama_server_extra_args); then remove it on the host: rm {path} && systemctl daemon-reload"
+    for what, hint in dropins.told(name, facts.observed["services"].get(name, {}).get("overrides", ())):
+        if hint:
             refusals.append(Refused(what, hint=hint))
         else:
             findings.append(f"{what}; yours, and left alone")

@@ -59,6 +59,14 @@ def parse_show(text: str) -> Dict[str, Dict[str, Any]]:
     return found
 
 
+def gave_up(unit: Mapping[str, Any]) -> bool:
+    """Whether systemd has stopped restarting it. ``Result`` mostly keeps the cause of the last death instead of ``start-limit-hit``."""
+    limit = int(unit.get("StartLimitBurst") or 0)
+    return unit.get("ActiveState") == "failed" and (
+        unit.get("Result") == "start-limit-hit" or 0 < limit <= int(unit.get("NRestarts") or 0)
+    )
+
+
 def _process(reader: Reader, pid: int, depends_on: Iterable[str]) -> Dict[str, Any]:
     """Program, arguments, start in seconds since the epoch, and which of ``depends_on`` changed since (a link by its own change)."""
     executable = reader.tree.link(f"/proc/{pid}/exe")
@@ -125,7 +133,7 @@ def _ask(unit: Dict[str, Any], host: str, port: int) -> None:
     unit["health"], unit["health_detail"] = http_get(host, port, "/health")
 
 
-def differs(_name: str, want: Mapping[str, Any], have: Any) -> Iterator[Tuple[str, str]]:
+def differs(name: str, want: Mapping[str, Any], have: Any) -> Iterator[Tuple[str, str]]:
     """``want``: ``{"exe", "argv", "port", "command": [settings that decide what runs]}``."""
     if unreadable(have):
         yield unreadable(have), ""
@@ -141,7 +149,8 @@ def differs(_name: str, want: Mapping[str, Any], have: Any) -> Iterator[Tuple[st
     if have.get("NeedDaemonReload"):
         yield "systemd has not read the unit file as it is now", ""
     if have.get("ActiveState") != "active":
-        yield f"is {have.get('ActiveState')} ({have.get('SubState')}, result {have.get('Result')})", ""
+        limit = f"; start limit hit: fix the cause, then systemctl reset-failed {name}" if gave_up(have) else ""
+        yield f"is {have.get('ActiveState')} ({have.get('SubState')}, result {have.get('Result')}){limit}", ""
         return
     if have.get("exe") != want["exe"]:
         yield f"runs {have.get('exe')}, not {want['exe']}", ""
