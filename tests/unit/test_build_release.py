@@ -162,9 +162,13 @@ def test_damaged_release_is_noticed_and_replaced(tmp_path: Path) -> None:
     server = layout.release(MARK) / "bin/llama-server"
     server.write_text(SCRIPT.replace("build 7", "build 8"))
     assert "differs" in release.problems(layout.release(MARK), MARK)[0]
+    os.utime(layout.current, (0, 0), follow_symlinks=False)
     again = build.ensure(request(tmp_path, archive=str(tmp_path / f"{MARK}.tar.gz")), lambda *_a: None)
     assert (again["changed"], release.problems(layout.release(MARK), MARK)) == (True, [])
     assert server.read_text() == SCRIPT
+    assert (
+        layout.current.lstat().st_mtime > 0
+    )  # so that a server that runs the damaged files is restarted, by this run or the next
 
 
 def test_wrong_archive_is_removed_and_both_sums_are_named(tmp_path: Path) -> None:

@@ -133,6 +133,9 @@ def _install(request: Request, report: Callable[..., None]) -> None:
             release.write_manifest(stage, request.fingerprint, identity, {**facts, **proved})
         folder = request.layout.release(request.fingerprint)
         if folder.exists():
+            if request.layout.target(request.layout.current) == request.fingerprint:
+                # a new link tells that the server runs files that are gone, also to the next run when this one is killed
+                release.point(request.layout.current, f"releases/{request.fingerprint}")
             folder.rename(stage.with_name(f"{release.STAGING}broken-{request.fingerprint}"))
         stage.rename(folder)
     finally:

@@ -221,12 +221,13 @@ def flip(layout: Layout, fingerprint: str) -> Optional[str]:
     if old == fingerprint:
         return None
     if old is not None and layout.release(old).is_dir():
-        _link(layout.previous, f"releases/{old}")
-    _link(layout.current, f"releases/{fingerprint}")
+        point(layout.previous, f"releases/{old}")
+    point(layout.current, f"releases/{fingerprint}")
     return old
 
 
-def _link(link: Path, target: str) -> None:
+def point(link: Path, target: str) -> None:
+    """Make ``link`` a new link to ``target``, in one step."""
     temporary = link.with_name(f".{link.name}.new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
