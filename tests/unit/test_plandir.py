@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bigiron import parts
 from bigiron.errors import Refused, Unreachable, UsageError
 from bigiron.fleet import plandir
 
@@ -50,7 +51,7 @@ def test_hands_over_all_parts_and_says_how_to_apply_them(tmp_path):
     assert "b: no build could be asked" in lines[0]
     assert lines[-1].endswith(f"ansible-playbook -i x -i y -i '{folder}' --limit a,b playbooks/provision.yml")
     values = json.loads((tmp_path / "my plan" / "host_vars" / "a.json").read_text())
-    assert values == {"base_user": "llama", "bigiron_parts": ["base", "llama_cpp", "model", "llama_server"]}
+    assert values == {"base_user": "llama", "bigiron_parts": list(parts.NAMES)}
 
 
 def test_what_the_inventory_keeps_sealed_is_left_to_it(tmp_path):

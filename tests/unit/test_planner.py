@@ -225,14 +225,12 @@ def test_a_rule_that_matches_no_tensor_is_told():
     assert any("nothing_like_this" in finding for finding in plan.planned.findings)
 
 
-def test_what_the_plan_gives_and_what_a_person_sets_are_told_apart():
-    given = plan_hosts([fact("a")], [])["a"].variables
-    public = wishes.schema()
-    passed_on = {name for name in given if name in public and not public[name].computed}
+def test_what_the_plan_hands_over_is_documented_and_what_a_person_sets_is_passed_on():
+    one = fact("a")
+    given, public = plan_hosts([one], [])["a"].variables, wishes.schema()
     assert given.keys() <= public.keys()
-    assert passed_on == {
-        "base_files", "model_quant", "model_repo", "model_revision", "model_root", "llama_server_service", "llama_server_host", "llama_server_port",
-    }  # fmt: skip
+    assert {"model_repo", "llama_server_port"} <= {name for name in given if not public[name].computed}
+    assert {"base_packages", "llama_server_argv"} <= {name for name in given if public[name].computed}
 
 
 @pytest.mark.parametrize(("there", "mode"), [({}, "0644"), ({"/etc/x": {"type": "file", "mode": "0600"}}, "0600")])

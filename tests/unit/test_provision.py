@@ -13,7 +13,7 @@ from bigiron.fleet import plandir, play, provision, survey
 from bigiron.fleet.provision import Outcome, exit_code
 from bigiron.judge.verdict import Check, Verdict
 from bigiron.parts.difference import Difference
-from bigiron.parts.part import Facts, Planned
+from bigiron.parts.part import SERVICE, Facts, Planned
 from bigiron.parts.planner import HostPlan
 from bigiron.plan.build_options import Identity
 from bigiron.plan.releases import Release
@@ -108,7 +108,7 @@ def test_a_new_build_is_asked_what_it_understands_before_the_service_is_written(
     applied = []
     monkeypatch.setattr(plandir, "write", lambda folder, variables: applied.append(variables["a"]["bigiron_parts"]) or folder)
     assert world.go("a")["a"].roles == list(EVERY)
-    assert applied == [["base", "llama_cpp", "model"], ["llama_server"]]
+    assert applied == [parts.before(SERVICE), ["llama_server"]]
 
 
 def test_when_the_builder_fails_the_others_are_not_attempted_and_say_why(monkeypatch, tmp_path):
