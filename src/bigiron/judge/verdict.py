@@ -1,4 +1,4 @@
-"""The judge's answer about one host: a list of checks, each true, false or "cannot tell", and what follows from them."""
+"""The verifier's answer about one host: a list of checks, each true, false or "cannot tell", and what follows from them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """All checks of one host. ``unreachable`` when the judge could not look at it at all (then one check says why).
+    """All checks of one host. ``unreachable`` when the verifier could not look at it at all (then one check says why).
 
-    ``seconds`` is the time the judge spent looking at the host, the completion aside.
+    ``seconds`` is the time the collector spent looking at the host, the completion aside.
     """
 
     host: str
