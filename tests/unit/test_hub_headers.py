@@ -58,7 +58,7 @@ def test_every_quant_that_is_left_out_is_named_with_its_reason(hub: Path) -> Non
     assert list(found.quants) == list(found.facts) == ["Q4_K_M"]
     no_sum, incomplete, projector, damaged = found.left_out
     assert no_sum == "quant Q2_K is left out: the hub gives no SHA-256 for model-Q2_K.gguf, so a copy could not be checked"
-    assert incomplete.startswith("quant IQ1_S is left out: 1 of 2 shards are missing on the hub (model-IQ1_S-00002-of-00002")
+    assert incomplete.startswith("quant IQ1_S is left out: 1 of 2 shards are missing (model-IQ1_S-00002-of-00002")
     assert "quant F16 is left out" in projector
     assert "no model but mmproj" in projector
     assert damaged.startswith("quant Q8_0 is left out: ")

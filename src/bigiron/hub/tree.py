@@ -103,7 +103,7 @@ def quants(tree: RepoTree) -> dict[str, QuantFiles]:
 def unusable(files: QuantFiles) -> str:
     """Why ``files`` cannot be served, as far as the list of files tells; empty when nothing speaks against it."""
     if files.missing:
-        return f"{len(files.missing)} of {len(files.missing) + len(files.files)} shards are missing on the hub ({files.missing[0]})"
+        return f"{len(files.missing)} of {len(files.missing) + len(files.files)} shards are missing ({files.missing[0]})"
     bare = next((file.path for file in files.files if not file.sha256), "")
     return f"the hub gives no SHA-256 for {bare}, so a copy could not be checked" if bare else ""
 
