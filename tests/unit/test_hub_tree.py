@@ -278,7 +278,7 @@ def _tree(*paths: str, sha: str | None = SHA) -> RepoTree:
 def test_refusals_of_select() -> None:
     with pytest.raises(Refused, match="no GGUF"):
         select(_tree("model.safetensors", "mmproj.gguf"), "Q2_K")
-    with pytest.raises(Refused, match=r"1 of 2 shards are missing on the hub \(m-Q2_K-00002-of-00002.gguf\)"):
+    with pytest.raises(Refused, match=r"1 of 2 shards are missing \(m-Q2_K-00002-of-00002.gguf\)"):
         select(_tree("m-Q2_K-00001-of-00002.gguf"), "Q2_K")
     with pytest.raises(Refused, match="no SHA-256"):
         select(_tree("m-Q2_K.gguf", sha=None), "Q2_K")
