@@ -1,9 +1,7 @@
-"""The arguments of llama-server for a placement, in the words the installed build understands; and a check of anybody's arguments."""
+"""The arguments of llama-server for a placement, in the words the installed build understands; and advice about anybody's."""
 
 from __future__ import annotations
 
-import difflib
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,8 +87,8 @@ def arguments(
     )
     result += _gpu_arguments(facts, hardware, placement, words)
     result += words.optional(("--fit", "-fit"), "off", "the plan decided; llama.cpp must not change it")
-    if build:
-        check([word for argument in result for word in argument.words()], build, "the plan")
+    if build and (wrong := build.problems([word for argument in result for word in argument.words()])):
+        raise UsageError("; ".join(wrong), where="the plan")
     return result
 
 
@@ -181,36 +179,6 @@ class _Words:
                 hint="build a newer llama.cpp",
             )
         return []
-
-
-def check(words: Sequence[str], build: Capabilities, where: str) -> None:
-    """Raise UsageError for the first word of a command line that ``build`` would not take as meant."""
-    index = 0
-    known = [name for flag in build.flags for name in flag.names]
-    while index < len(words):
-        word = words[index]
-        name, sign, _ = word.partition("=")
-        if sign and word.startswith("-") and build.find(name):
-            raise UsageError(
-                f"{word}: llama.cpp takes no --option=value", where=where, hint=f"write {name} and the value as two words"
-            )
-        flag = build.find(word)
-        if flag is None:
-            near = difflib.get_close_matches(word, known, n=1)
-            raise UsageError(
-                f"this build does not know {word!r}", where=where, hint=f"did you mean {near[0]}?" if near else None
-            )
-        if flag.takes_value:
-            value = words[index + 1] if index + 1 < len(words) else None
-            if value is None or re.match(r"--[A-Za-z]", value) or (re.match(r"-[A-Za-z]", value) and build.find(value)):
-                raise UsageError(
-                    f"{word} takes a value ({flag.value}) and would swallow {value!r}"
-                    if value
-                    else f"{word} lacks its value ({flag.value})",
-                    where=where,
-                )
-            index += 1
-        index += 1
 
 
 def advise(words: Sequence[str], facts: ModelFacts, hardware: Hardware, *, prefix: Sequence[str] = ()) -> list[str]:

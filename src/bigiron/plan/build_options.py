@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bigiron.errors import UsageError
 from bigiron.units import GIB
 
 TARGETS = ("llama-server", "llama-bench", "llama-fit-params", "llama-gguf-split")
@@ -114,15 +113,8 @@ def options(
         "LLAMA_BUILD_COMMIT": source.commit,
         "GGML_CCACHE": "OFF",  # the launcher is set by name, so that a missing ccache is seen
         **cpu,
+        **extra,
     }
-    for name, value in extra.items():
-        if not isinstance(value, str):
-            raise UsageError(
-                f"the CMake option {name} is {value!r}, not text",
-                where="llama_cpp_extra_options",
-                hint=f'write {name}: "{value}"',
-            )
-        chosen[name] = value
     return chosen, baseline
 
 

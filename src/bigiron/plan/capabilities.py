@@ -48,6 +48,32 @@ class Capabilities:
         """The first of ``names`` that the build knows."""
         return next((name for name in names if self.find(name)), None)
 
+    def problems(self, line: Sequence[str]) -> list[str]:
+        """What this build would not take as meant in a command line: unknown options, options without their value, stray words.
+
+        An option that an older build took without a value and this one with (``-fa``) would eat the next option, and the other way round leave
+        a stray word; both are found.
+        """
+        found = []
+        words = list(line)
+        while words:
+            word = words.pop(0)
+            flag = self.find(word)
+            if flag is None:
+                name, sign, _ = word.partition("=")
+                if sign and self.find(name):
+                    found.append(f"{word}: llama.cpp takes no --option=value, write {name} and the value as two words")
+                    continue
+                stray = f"{word} belongs to no option" if not word.startswith("-") else f"this build has no option {word}"
+                near = difflib.get_close_matches(word, self._by_name, n=2)
+                found.append(stray + (f" (near it: {', '.join(near)})" if near else ""))
+            elif flag.takes_value:
+                if words and not words[0].startswith("--") and self.find(words[0]) is None:
+                    words.pop(0)
+                else:  # [a|b] in the help are choices: no option of llama.cpp has a value that may be left out
+                    found.append(f"{word} needs a value ({flag.value})")
+        return found
+
     def to_json(self) -> dict[str, str]:
         """Longest spelling and metavar of every option, for the record of a release."""
         return {max(flag.names, key=len): flag.value for flag in self.flags}
@@ -116,23 +142,5 @@ def _split(flag: str) -> tuple[tuple[str, ...], str]:
 
 
 def unsupported(argv: Sequence[str], help_text: str) -> list[str]:
-    """What this build would not accept in ``argv`` (program first): unknown options, options without their value, stray words.
-
-    An option that an older build took without a value and this one with (``-fa``) would eat the next option, and the other way round leave
-    a stray word; both are found.
-    """
-    known, found = parse(help_text), []
-    words = list(argv[1:])
-    while words:
-        word = words.pop(0)
-        flag = known.find(word)
-        if flag is None:
-            stray = f"{word} belongs to no option" if not word.startswith("-") else f"this build has no option {word}"
-            near = difflib.get_close_matches(word, [name for each in known.flags for name in each.names], n=2)
-            found.append(stray + (f" (near it: {', '.join(near)})" if near else ""))
-        elif flag.takes_value:
-            if words and not words[0].startswith("--") and known.find(words[0]) is None:
-                words.pop(0)
-            else:  # [a|b] in the help are choices: no option of llama.cpp has a value that may be left out
-                found.append(f"{word} needs a value ({flag.value})")
-    return found
+    """What the build with this ``--help`` would not accept in ``argv`` (program first)."""
+    return parse(help_text).problems(argv[1:])
