@@ -380,3 +380,13 @@ def test_source_may_lie_on_the_host_and_is_checked_all_the_same(tmp_path: Path) 
     with pytest.raises(BigironError, match=f"expected {digest}"):
         compiling._bring(wanted, tmp_path / "other", lambda *_a: None)
     assert local.exists()
+
+
+def test_a_release_that_any_link_names_is_not_pruned(tmp_path: Path) -> None:
+    layout = release.Layout(tmp_path)
+    for name in ("old", "kept", "previous", "current"):
+        layout.release(name).mkdir(parents=True)
+    for link, name in (("before-llama-server-main.service", "kept"), ("previous", "previous"), ("current", "current")):
+        release.point(tmp_path / link, f"releases/{name}")
+    assert release.prune(layout) == ["old"]
+    assert sorted(path.name for path in layout.releases.iterdir()) == ["current", "kept", "previous"]

@@ -101,3 +101,9 @@ def test_how_to_keep_or_remove_is_said_for_what_decides_what_runs():
     assert decisive[0] == "/b.conf overrides User=, PrivateTmp= of u.service"
     assert "rm /b.conf && systemctl daemon-reload" in decisive[1]
     assert llama_server.COMMAND is DECISIVE
+
+
+@pytest.mark.parametrize(("end", "settings"), [("\\", []), ("\\\\", ["User"]), ("\\ ", ["User"])])
+def test_only_an_odd_backslash_at_the_very_end_continues_a_line(end: str, settings: list[str]) -> None:
+    unit, drop_in = "[Service]\nUser=llama\n", f"[Service]\nDescription=x{end}\nUser=root\n"
+    assert [setting for _, setting in overrides(unit, {"/d.conf": drop_in})] == settings

@@ -68,10 +68,10 @@ def told(unit: str, found: Iterable[Tuple[str, str]]) -> Iterator[Tuple[str, str
 
 def _assignments(text: str) -> Iterator[Tuple[Setting, str]]:
     section = pending = ""
-    for line in map(str.strip, [*text.splitlines(), ""]):
+    for line in map(str.lstrip, [*text.splitlines(), ""]):
         if line.startswith(("#", ";")):  # a comment between continued lines is left out, too
             continue
-        if line.endswith("\\"):
+        if (len(line) - len(line.rstrip("\\"))) % 2:  # an even number of them escapes each other
             pending += line[:-1] + " "
             continue
         whole, pending = (pending + line).strip(), ""

@@ -31,6 +31,11 @@ class Service(NamedTuple):
     record: Path
 
     @property
+    def pin(self) -> Path:
+        """A link to the kept release, so that no other run prunes it."""
+        return self.prefix / f"before-{self.unit}"
+
+    @property
     def files(self) -> List[Path]:
         return [UNIT_DIR / self.unit, self.key]
 
@@ -57,6 +62,8 @@ def keep(service: Service, depends_on: List[str]) -> bool:
         return False
     service.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(service.record, json.dumps(kept), 0o600)
+    if kept["release"]:
+        release.point(service.pin, f"releases/{kept['release']}")
     return True
 
 
@@ -85,6 +92,7 @@ def _proved(service: Service, kept: Dict[str, Any], depends_on: List[str]) -> bo
 def forget(service: Service) -> None:
     """The successor is ready."""
     service.record.unlink(missing_ok=True)
+    service.pin.unlink(missing_ok=True)
 
 
 def restore(service: Service, timeout_s: float, progress: Optional[Callable[[serving.Waiting], None]] = None) -> str:

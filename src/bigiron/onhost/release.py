@@ -236,8 +236,8 @@ def point(link: Path, target: str) -> None:
 
 
 def prune(layout: Layout) -> list[str]:
-    """Remove every release but the current, the previous and those that run now; returns the removed ones."""
-    keep = {layout.target(layout.current), layout.target(layout.previous)} | in_use(layout)
+    """Remove every release but those that run now or that a link in the prefix names (current, previous); returns the removed ones."""
+    keep = {layout.target(link) for link in layout.prefix.iterdir()} | in_use(layout)
     removed = []
     for folder in sorted(layout.releases.iterdir()):
         if folder.is_dir() and not folder.name.startswith(".") and folder.name not in keep:
