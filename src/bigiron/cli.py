@@ -166,7 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif "--json" in words[: words.index(asked) if asked else None]:  # an option of every command, wherever it stands
             words.remove("--json")
             words.append("--json")
-        program.run(["inv", *_named(words)], exit=True)
+        # invoke leaves no bytecode unless it is asked to, and compiling all of this again costs each command a tenth of a second
+        bytecode = [] if sys.dont_write_bytecode else ["--write-pyc"]
+        program.run(["inv", *bytecode, *_named(words)], exit=True)
         sys.stdout.flush()
     except SystemExit as leaving:
         return _code(leaving.code)

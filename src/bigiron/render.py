@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
 from .paths import PROJECT
+
+if TYPE_CHECKING:
+    import jinja2
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
@@ -62,6 +63,8 @@ def systemd_text(text: str) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
+    import jinja2
+
     environment = jinja2.Environment(  # noqa: S701 - unit files, not HTML
         loader=jinja2.FileSystemLoader([*sorted(PROJECT.glob("roles/*/templates")), PROJECT / "templates"]),
         undefined=jinja2.StrictUndefined,
@@ -80,6 +83,8 @@ def render(name: str, variables: Mapping[str, Any]) -> str:
 
     Raises UsageError naming a variable that is missing.
     """
+    import jinja2  # only here: it costs more than the rest of a command's start, and `bigiron.fleet.survey` hides that behind the network
+
     try:
         return _environment().get_template(f"{name}.j2").render(**variables)
     except jinja2.UndefinedError as error:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigiron.errors import UsageError
-from bigiron.onhost.unit import API_KEY_LENGTH
+from bigiron.onhost.apikey import API_KEY_LENGTH
 from bigiron.paths import PROJECT
 from bigiron.plan import wishes
 from fixtures.hostfacts import VARIABLES as GOOD

@@ -40,10 +40,10 @@ _BOOTSTRAP = (
 )
 
 _PROGRAM = """\
-import importlib.abc, importlib.machinery, json, os, sys
+import importlib.machinery, json, os, sys
 sys.dont_write_bytecode = True
 SOURCES = {sources}
-class Text(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Text:  # a finder and loader without importlib.abc, which drags in tempfile and shutil
     def find_spec(self, name, path=None, target=None):
         if name in SOURCES:
             return importlib.machinery.ModuleSpec(name, self, origin="<" + name + ">", is_package=SOURCES[name][0])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import importlib
 import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,10 +120,13 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
         request = query(wish, nonce)
         modules = tuple(sorted(f"bigiron.onhost.kinds.{kind}" for kind in request["watch"]))
         with Session(target) as session:
+            session.open()
+            warming.submit(importlib.import_module, "jinja2")  # while the host works: the plan needs it next
             answer = session.run_program(OBSERVE, request, modules=modules, timeout_s=OBSERVE_TIMEOUT_S)
         return Look(target, wish, nonce, Machine.from_json(answer["machine"]), answer["observed"])
 
-    return run_many(targets, observe)
+    with ThreadPoolExecutor(1) as warming:
+        return run_many(targets, observe)
 
 
 def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, BigironError]]:

@@ -15,14 +15,13 @@ from typing import Any, Optional
 
 from ..errors import BigironError, Refused
 from . import processes
+from .apikey import check_api_key
 from .dropins import overrides, told
 from .progress import write_atomic
 from .serving import show
 from .system import Tree, start
 
 UNIT_DIR = Path("/etc/systemd/system")
-API_KEY_LENGTH = 16
-"""The least that is taken: 64 bits even when every character is a hex digit."""
 
 
 def complaints(output: str, unit: str) -> list[str]:
@@ -129,22 +128,6 @@ def _changed_at(path: str) -> Optional[float]:
         return os.lstat(path).st_mtime
     except OSError:
         return None
-
-
-def check_api_key(value: str) -> Optional[str]:
-    """Why llama-server, its key file or an HTTP header cannot hold this key, to stand behind its name; None for a good one, and for "".
-
-    The file has one key a line and takes a line that starts with ``#`` for a comment. The reason never holds the key.
-    """
-    if not value:
-        return None
-    if any(not 0x21 <= ord(character) <= 0x7E for character in value):
-        return "holds a space, a line break or a character beyond ASCII"
-    if value.startswith("#"):
-        return "starts with #, which makes it a comment in the key file"
-    if len(value) < API_KEY_LENGTH:
-        return f"is shorter than {API_KEY_LENGTH} characters and could be guessed"
-    return None
 
 
 def ensure_key(path: Path, value: str, *, check: bool = False) -> dict[str, Any]:

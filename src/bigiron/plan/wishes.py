@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigiron.errors import UsageError
-from bigiron.onhost.unit import check_api_key
+from bigiron.onhost.apikey import check_api_key
 from bigiron.paths import PROJECT, cache_dir, write_atomic
 from bigiron.plan import places
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
 
 from ..reader import PATHS, Reader, status_differs
@@ -29,6 +28,8 @@ def differs(path: str, want: Mapping[str, Any], have: Any) -> Iterator[Tuple[str
 
 def unified(path: str, have: str, want: str) -> str:
     """The unified diff from what is on the host to what is planned."""
+    import difflib  # on the controller only
+
     before = f"{path} (on the host)" if have else "/dev/null"
     lines = difflib.unified_diff(have.splitlines(), want.splitlines(), before, f"{path} (planned)", lineterm="")
     return "\n".join(lines)
