@@ -122,7 +122,8 @@ dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' | sort
 echo ---
 getent passwd | sort; getent group | sort
 echo ---
-find /etc /opt /srv /usr/local /var/lib/bigiron /var/cache/bigiron -xdev -printf '%p %y %m %u %g %s %l\n' 2>/dev/null \
+find /etc /opt /srv /usr/local /var/lib/bigiron /var/cache/bigiron -xdev \
+  \( -type d -printf '%p d %m %u %g\n' -o -printf '%p %y %m %u %g %s %l\n' \) 2>/dev/null \
   | grep -v -e '^/etc/ld.so.cache' -e '^/etc/mtab' -e '^/etc/group' -e '^/etc/passwd' -e '^/etc/shadow' -e '^/etc/gshadow' \
     -e '^/etc/subuid' -e '^/etc/subgid' -e '^/etc/alternatives' -e '^/etc/systemd/system d' -e '^/etc/ d' | sort
 systemctl list-unit-files --no-legend --no-pager --type=service | awk '{print $1, $2}' | sort
@@ -130,5 +131,8 @@ systemctl list-unit-files --no-legend --no-pager --type=service | awk '{print $1
 
 
 def footprint(host: str) -> str:
-    """Everything on a host that bigiron could have touched, as text: packages, users, files with owners and sizes, units."""
+    """Everything on a host that bigiron could have touched, as text: packages, users, files with owners and sizes, units.
+
+    Folders without their size, which does not shrink on ext4.
+    """
     return on(host, FOOTPRINT)
