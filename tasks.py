@@ -142,11 +142,23 @@ def drift(_c: Context, host: str = "", group: str = "", inventory: str = INVENTO
     return plans.show(surveys, errors, as_json=json, reasons=False, diffs=True, differences_exit=True)
 
 
-@command(help={**HELP, "check": "show what would change; change nothing"})
+@command(
+    help={
+        **HELP,
+        "check": "show what would change; change nothing",
+        "reboot": "reboot the hosts that need it, and carry on (never this machine)",
+    }
+)
 def provision(
-    _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, check: bool = False, json: bool = False
+    _c: Context,
+    host: str = "",
+    group: str = "",
+    inventory: str = INVENTORY,
+    check: bool = False,
+    reboot: bool = False,
+    json: bool = False,
 ) -> int:
-    """Bring hosts to their plan: apply only what differs, verify, measure one completion, write the lock.
+    """Bring hosts to their plan: apply only what differs, verify, measure one completion, write the lock. Exit 5: done, but a reboot is pending.
 
     Example: ./inv provision --host lab01
     """
@@ -161,7 +173,8 @@ def provision(
 
         surveys, errors = survey.survey(_targets(host, group, inventory))
         return plans.show(surveys, errors, as_json=json, reasons=True, diffs=True, differences_exit=False)
-    outcomes = work.provision(targets.select(host, group, inventory, boot=say), inventory, say, quiet=json)
+    chosen = targets.select(host, group, inventory, boot=say)
+    outcomes = work.provision(chosen, inventory, say, quiet=json, may_reboot=reboot)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
     return work.exit_code(outcomes)
 

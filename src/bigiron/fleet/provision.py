@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bigiron import parts
-from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_UNREACHABLE, BigironError, Unreachable, UsageError
-from bigiron.fleet import lock, plandir, play, survey
+from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_REBOOT, EXIT_UNREACHABLE, BigironError, Unreachable, UsageError
+from bigiron.fleet import lock, plandir, play, reboot, survey
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.fleet.survey import Survey
@@ -28,13 +28,20 @@ MEASURE_TOKENS = 32
 COMPLETION_TIMEOUT_S = 600.0
 SCAN = "bigiron.onhost.bandwidth:main"
 SCAN_S = 0.9
+PENDING = "reboot pending"
+REBOOTED = "reboot"
+"""Stands among the changes of a host that was rebooted."""
+GRAVE = {"unreachable": EXIT_UNREACHABLE, "failed": EXIT_FAILED, PENDING: EXIT_REBOOT}
 
 Say = Callable[[str], None]
 
 
 @dataclass
 class Outcome:
-    """What became of one host; ``status`` is in sync, changed, failed or unreachable."""
+    """What became of one host; ``status`` is in sync, changed, reboot pending, failed or unreachable.
+
+    ``reboot`` says why a reboot is pending, ``next`` what to do about it.
+    """
 
     host: str
     status: str
@@ -43,6 +50,8 @@ class Outcome:
     error: BigironError | None = None
     verdict: Verdict | None = None
     measured: Mapping[str, Any] | None = None
+    reboot: list[str] = field(default_factory=list)
+    next: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -53,19 +62,22 @@ class Outcome:
             "error": self.error.to_json() if self.error else None,
             "verdict": self.verdict.to_json() if self.verdict else None,
             "measured": dict(self.measured) if self.measured else None,
+            "reboot": self.reboot,
+            "next": self.next,
         }
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """3 when a host was unreachable, else 1 when one failed, else 0."""
-    if any(outcome.status == "unreachable" for outcome in outcomes):
-        return EXIT_UNREACHABLE
-    return EXIT_FAILED if any(outcome.status == "failed" for outcome in outcomes) else EXIT_OK
+    """3 when a host was unreachable, else 1 when one failed, else 5 when one has to be rebooted, else 0."""
+    ends = {outcome.status for outcome in outcomes}
+    return next((code for status, code in GRAVE.items() if status in ends), EXIT_OK)
 
 
 @play.one_per_host
-def provision(targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = False) -> list[Outcome]:
-    """Bring ``targets`` to their plan. One outcome per target, in their order.
+def provision(
+    targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = False, may_reboot: bool = False
+) -> list[Outcome]:
+    """Bring ``targets`` to their plan. One outcome per target, in their order. With ``may_reboot`` those that need it are rebooted.
 
     Raises Refused, before anything is touched on any host, when one of them cannot be provisioned as planned; UsageError for a wrong
     inventory. A host that fails or cannot be reached stops no other.
@@ -78,14 +90,14 @@ def provision(targets: Sequence[Target], inventory: str, say: Say, *, quiet: boo
             say(f"error: {refusal}")
         raise refusals[0]
     outcomes = {name: _failure(name, error) for name, error in errors.items()}
-    todo = {name: one for name, one in surveys.items() if not one.in_sync}
+    todo = {name: one for name, one in surveys.items() if not one.in_sync or one.plan.planned.reboot or one.plan.planned.waits}
     for name, one in surveys.items():
-        if one.in_sync:
+        if name not in todo:
             outcomes[name] = Outcome(name, "in sync")
             if not lock.path_for(inventory, name).exists():
                 lock.write(lock.path_for(inventory, name), lock.document(one, None))
     if todo:
-        outcomes.update(_Provision(inventory, say, quiet=quiet).bring(todo))
+        outcomes.update(_Provision(inventory, say, quiet=quiet, may_reboot=may_reboot).bring(todo))
     return [outcomes[target.name] for target in targets]
 
 
@@ -96,10 +108,12 @@ def _failure(name: str, error: BigironError) -> Outcome:
 class _Provision:
     """One run over the hosts that differ: waves of plays, then the proof."""
 
-    def __init__(self, inventory: str, say: Say, *, quiet: bool) -> None:
+    def __init__(self, inventory: str, say: Say, *, quiet: bool, may_reboot: bool) -> None:
         self.inventory = inventory
         self.say = say
         self.quiet = quiet
+        self.may_reboot = may_reboot
+        self.by_hand: dict[str, str] = {}
         self.folder = play.new_run()
         self.outcomes: dict[str, Outcome] = {}
         self.roles: dict[str, list[str]] = {}
@@ -112,6 +126,7 @@ class _Provision:
             self.say(f"{', '.join(pending)}: installing the toolchain, then planning again")
             self._apply(pending, only=parts.in_stages(HOST))
             surveys = self._again(surveys)
+        surveys = self._booted(surveys)
         builders = {name: one for name, one in surveys.items() if one.plan.release.built_here or self._shares(name, surveys)}
         waiting = {name: one for name, one in surveys.items() if name not in builders}
         if any(not one.plan.arguments_proved for one in builders.values()):
@@ -123,9 +138,63 @@ class _Provision:
         if any(one.plan.release.build_from not in (ARCHIVE, INSTALLED) for one in waiting.values()):
             waiting = self._again(waiting)
         self._apply(waiting)
-        applied = [one.target for one in {**builders, **waiting}.values() if one.name not in self.outcomes]
-        self._prove(applied)
+        self._prove([one for one in {**builders, **waiting}.values() if one.name not in self.outcomes])
         return self.outcomes
+
+    def _booted(self, surveys: dict[str, Survey]) -> dict[str, Survey]:
+        """Those of ``surveys`` whose later stages can be attempted: the host stage is applied and the reboot made where these are needed first."""
+        first = {
+            name: one
+            for name, one in surveys.items()
+            if one.plan.planned.waits or (self.may_reboot and (one.plan.planned.reboot or self._host_parts(one)))
+        }
+        if any(self._host_parts(one) for one in first.values()):
+            self._apply(first, only=parts.in_stages(HOST))
+            first.update(self._again({name: one for name, one in first.items() if self._host_parts(one)}))
+        rebooted = self._reboot({name: one for name, one in first.items() if name not in self.outcomes})
+        if rebooted:
+            first.update(self._again({name: first[name] for name in rebooted}))
+        for name, one in first.items():
+            if one.plan.planned.waits and name not in self.outcomes:
+                if name in rebooted and not one.plan.planned.reboot:
+                    what = f"the reboot did not help: {one.plan.planned.waits}"
+                    self._end(name, "failed", BigironError(what, where=name, hint=f"./inv plan --host {name} says more"))
+                else:
+                    self._pend(one, [*one.plan.planned.reboot, one.plan.planned.waits])
+        return {name: one for name, one in {**surveys, **first}.items() if name not in self.outcomes}
+
+    @staticmethod
+    def _host_parts(one: Survey) -> list[str]:
+        return [name for name in one.parts if name in parts.in_stages(HOST)]
+
+    def _reboot(self, surveys: Mapping[str, Survey]) -> list[str]:
+        """Reboot those that need it, if that was asked for; the names of those that are back."""
+        need = {name: one for name, one in surveys.items() if one.plan.planned.reboot}
+        if not need or not self.may_reboot:
+            return []
+        self.say(f"rebooting {', '.join(need)}")
+        waits_s = {name: float(one.wish["base_reboot_timeout_s"]) for name, one in need.items()}
+        answers = reboot.reboot_all([one.target for one in need.values()], waits_s)
+        for name, answer in answers.items():
+            if isinstance(answer, BigironError):
+                self._end(name, _failure(name, answer).status, answer)
+            elif answer:
+                self.by_hand[name] = f"{reboot.BY_HAND}, because {answer}"
+            else:
+                self.changed.setdefault(name, []).append(REBOOTED)
+        return [name for name, answer in answers.items() if answer == ""]
+
+    def _pend(self, one: Survey, why: Sequence[str]) -> Outcome:
+        """The outcome of a host that is as planned, or as far as it gets, but for a reboot."""
+        outcome = self._end(one.name, PENDING)
+        outcome.reboot = list(why)
+        alone = reboot.cannot(one.target)
+        outcome.next = self.by_hand.get(one.name) or (
+            f"{reboot.BY_HAND}, because {alone}" if alone else f"./inv provision --host {one.name} --reboot"
+        )
+        if REBOOTED in outcome.changed:
+            outcome.next = "it was rebooted, and this is left: see which kernel its boot loader is set to"
+        return outcome
 
     @staticmethod
     def _shares(name: str, surveys: Mapping[str, Survey]) -> bool:
@@ -136,6 +205,10 @@ class _Provision:
         builder = self.outcomes.get(one.plan.release.build_from)
         if builder is None:
             return True
+        if builder.status == PENDING:
+            why = f"{builder.host}, which builds its release, has to be rebooted first"
+            self._pend(one, [why]).next = f"./inv provision --host {builder.host},{one.name} --reboot"
+            return False
         what = f"not attempted: {one.plan.release.build_from}, which builds its release, {builder.status}"
         self.outcomes[one.name] = Outcome(one.name, "failed", error=BigironError(what, where=one.name))
         return False
@@ -183,13 +256,17 @@ class _Provision:
         self.outcomes[name] = outcome
         return outcome
 
-    def _prove(self, targets: Sequence[Target]) -> None:
-        """Observe again (nothing may differ now), verify, measure, lock."""
+    def _prove(self, applied: Sequence[Survey]) -> None:
+        """Observe again (nothing may differ now), verify, measure, lock. A host that was in sync and only lacks a reboot was proved before."""
         from bigiron import judge
 
-        if not targets:
+        for one in applied:
+            if one.plan.planned.reboot and one.in_sync and not self.changed.get(one.name):
+                self._pend(one, one.plan.planned.reboot)
+        applied = [one for one in applied if one.name not in self.outcomes]
+        if not applied:
             return
-        surveys, errors = survey.survey(targets)
+        surveys, errors = survey.survey([one.target for one in applied])
         self.outcomes.update({name: _failure(name, error) for name, error in errors.items()})
         for name, one in surveys.items():
             if one.differences:
@@ -219,6 +296,9 @@ class _Provision:
             else:
                 outcome.measured = measured
                 lock.write(lock.path_for(self.inventory, name), lock.document(one, measured))
+                if one.plan.planned.reboot:
+                    pending = self._pend(one, one.plan.planned.reboot)
+                    pending.verdict, pending.measured = verdict, measured
             (self.folder / f"verdict-{name}.json").write_text(json.dumps(verdict.to_json(), indent=1), encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from bigiron.errors import Refused
 from bigiron.machine.description import Machine
 from bigiron.parts.part import HOST, Facts, Planned, Resource, Watched, file_resource
+from bigiron.plan import reboot
 from bigiron.plan.places import MADE_FOLDERS, kept
 
 STAGE = HOST
@@ -35,12 +36,13 @@ def unsuited(machine: Machine) -> Refused | None:
 
 
 def watch(wish: Mapping[str, Any]) -> Watched:
-    return {
+    watched: Watched = {
         "package": [_split(each)[0] for each in wish["base_extra_packages"]],
         "user": [USER],
         "file": [MADE_FOLDERS, *(entry["path"] for entry in wish["base_files"])],
         "disk": ["/usr"],
     }
+    return {**watched, "boot": []} if wish["base_watch_reboot"] else watched
 
 
 def plan(facts: Facts, _so_far: Planned) -> Planned:
@@ -65,7 +67,15 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         },
         resources,
         refusals=refusals,
+        reboot=_reboot(facts),
     )
+
+
+def _reboot(facts: Facts) -> list[str]:
+    if not facts.wish["base_watch_reboot"]:
+        return []
+    boot = facts.observed["boot"]
+    return [each for each in (reboot.required(boot), reboot.newer_kernel(boot)) if each]
 
 
 def _file(entry: Mapping[str, Any], have: Mapping[str, Any]) -> dict[str, Any]:

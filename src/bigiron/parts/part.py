@@ -94,7 +94,9 @@ class Space:
 class Planned:
     """What a part wants on one host: complete role variables, resources, why, why not, and what a person should know.
 
-    ``refusals`` are reasons not to start; ``findings`` are worth knowing and stop nothing.
+    ``refusals`` are reasons not to start; ``findings`` are worth knowing and stop nothing. ``reboot`` says, each in a sentence, why a reboot is
+    pending now (`bigiron.plan.reboot`). ``waits`` says what the stages after the host's still lack ("the driver is not loaded") that the
+    host stage or a reboot is going to bring: until then they are pending, not failed.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -103,6 +105,8 @@ class Planned:
     refusals: Sequence[Refused] = ()
     findings: Sequence[str] = ()
     space: Sequence[Space] = ()
+    reboot: Sequence[str] = ()
+    waits: str = ""
 
 
 class Part(Protocol):

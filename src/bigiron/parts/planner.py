@@ -51,6 +51,8 @@ class HostPlan:
             "model": self.model.to_json(),
             "reasons": [vars(reason) for reason in self.planned.reasons],
             "findings": list(self.planned.findings),
+            "reboot": list(self.planned.reboot),
+            "waits": self.planned.waits,
             "variables": dict(self.variables),
         }
 
@@ -117,6 +119,8 @@ def _plan(fact: Facts) -> HostPlan:
             [*total.refusals, *(Refused(each.what, where=fact.host, hint=each.hint) for each in mine.refusals)],
             [*total.findings, *mine.findings],
             [*total.space, *mine.space],
+            [*total.reboot, *(each for each in mine.reboot if each not in total.reboot)],
+            "; ".join(filter(None, (total.waits, mine.waits))),
         )
     total = replace(total, refusals=[*total.refusals, *_too_small(fact, total.space)])
     return HostPlan(fact.host, fact, total, bool(help_text))

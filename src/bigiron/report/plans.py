@@ -42,11 +42,19 @@ def show(
                 for finding in one.plan.planned.findings:
                     print(f"  note: {finding}")
             console.differences(one.name, one.differences, diffs=diffs)
+            for line in _pending(one):
+                print(line)
             for refusal in one.refusals:
                 console.error(refusal)
         for error in errors.values():
             console.error(error)
     return _exit(surveys, errors, differences_exit=differences_exit)
+
+
+def _pending(one: Survey) -> list[str]:
+    planned = one.plan.planned
+    lines = [f"{one.name}: reboot pending: {why}" for why in planned.reboot]
+    return [*lines, *([f"{one.name}: later stages wait: {planned.waits}"] if planned.waits else [])]
 
 
 def show_ahead(plan: ModelPlan, *, as_json: bool, explain: bool) -> int:
@@ -77,7 +85,9 @@ def show_status(surveys: Mapping[str, Survey], errors: Mapping[str, BigironError
     rows: list[dict[str, Any]] = []
     for one in surveys.values():
         sync = "in sync" if one.in_sync else f"{len(one.differences)} differ"
-        rows.append({"host": one.name, **parts.collect("status", one.wish, one.observed), "plan": sync})
+        why = list(one.plan.planned.reboot)
+        sync += ", reboot pending" if why else ""
+        rows.append({"host": one.name, **parts.collect("status", one.wish, one.observed), "plan": sync, "reboot": why})
     rows += [
         {"host": name, "service": "?", "release": "?", "model": "?", "listens": "?", "plan": _told(e), "error": e.to_json()}
         for name, e in errors.items()
@@ -101,7 +111,7 @@ def show_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool)
     if as_json:
         console.print_json({"seconds": round(seconds, 2), "hosts": [outcome.to_json() for outcome in outcomes]})
         return
-    for outcome in sorted(outcomes, key=lambda one: one.error is not None):
+    for outcome in sorted(outcomes, key=lambda one: (one.error is not None, bool(one.reboot))):
         words = [f"{outcome.host}: {outcome.status}"]
         if outcome.changed and not outcome.error:
             words.append(
@@ -113,6 +123,8 @@ def show_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool)
             words.append(f"verdict {outcome.verdict.summary()}")
         if outcome.measured:
             words.append(console.speeds(outcome.measured))
+        if outcome.reboot:
+            words = [f"{words[0]}: {'; '.join(outcome.reboot)}", *words[1:], f"next: {outcome.next}"]
         print("; ".join(words))
         if outcome.error:
             console.error(outcome.error)
