@@ -302,7 +302,8 @@ def test_a_disk_too_small_is_refused_before_the_first_byte(main_host):
 
 def test_interrupted_provision_is_carried_on_and_a_second_host_compiles_nothing(main_host):
     with subprocess.Popen(
-        [PROJECT / "inv", "provision", "--host", SECOND],
+        # a test run that was started in the background ignores SIGINT, and so would this
+        ["env", "--default-signal=INT", PROJECT / "inv", "provision", "--host", SECOND],
         cwd=PROJECT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
