@@ -339,7 +339,7 @@ def test_a_lab_host_that_is_down_is_an_error_of_its_own_and_is_not_booted(main_h
     done = inv("drift", "--host", f"{MAIN},{DOWN}", "--json")
     assert done.code == 3, done
     assert done.document[MAIN]["in_sync"] is True
-    assert done.document[DOWN]["hint"] == f"./inv lab.up --count {int(DOWN[3:])}"
+    assert done.document[DOWN]["hint"] == f"./inv lab.up --host {DOWN}"
     assert not root_of(DOWN).exists()
 
 
