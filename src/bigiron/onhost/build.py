@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ..errors import BigironError
-from . import release
+from . import gpuproof, release
 from .compile import Request, collect, compile_release, named
 from .progress import Progress
 from .system import sha256_of
@@ -27,7 +27,8 @@ __all__ = ["Request", "ensure", "main"]
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """See `ensure`; JSON in, JSON out."""
-    return ensure(Request(**{**request, "targets": tuple(request.get("targets") or ())}))
+    lists = {name: tuple(request.get(name) or ()) for name in ("targets", "library_path", "compilers")}
+    return ensure(Request(**{**request, **lists}))
 
 
 def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> dict[str, Any]:
@@ -64,6 +65,8 @@ def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> 
                 if release.problems(folder, request.fingerprint):  # another run may have made it while this one waited
                     _install(request, report)
                     changed = True
+        if request.gpu and (changed or before != request.fingerprint):
+            gpuproof.prove(folder, request.user, request.gpu)
         if release.flip(layout, request.fingerprint) is not None or before is None:
             changed = True
         answer["pruned"] = release.prune(layout)
