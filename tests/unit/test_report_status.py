@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bigiron.errors import Unreachable
+from bigiron.parts.part import Planned
 from bigiron.plan import wishes
 from bigiron.report import plans
 from fixtures.hostfacts import VARIABLES
@@ -18,8 +19,15 @@ UNIT = "llama-server-main.service"
 
 def survey(service: dict[str, Any], port: dict[str, Any] | None) -> SimpleNamespace:
     observed = {"services": {UNIT: service}, "ports": {"8080": port} if port else {}}
+    wish = wishes.read("lab01", VARIABLES)
     return SimpleNamespace(
-        name="lab01", wish=wishes.read("lab01", VARIABLES), observed=observed, in_sync=True, differences=[], refusals=[]
+        name="lab01",
+        wish=wish,
+        observed=observed,
+        in_sync=True,
+        differences=[],
+        refusals=[],
+        plan=SimpleNamespace(planned=Planned()),
     )
 
 
@@ -55,3 +63,12 @@ def test_a_host_that_was_not_reached_says_what_to_do(capsys: pytest.CaptureFixtu
     (found,) = json.loads(capsys.readouterr().out)
     assert found["plan"] == "is down; ./inv lab.up --count 2"
     assert found["error"] == error.to_json()
+
+
+def test_a_pending_reboot_stands_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    one = survey({"ActiveState": "active", "health": 200, "listening": True}, None)
+    one.plan.planned = Planned(reboot=["kernel 6.1.0-28 runs, 6.1.0-30 is installed and boots next"])
+    assert plans.show_status({"lab01": one}, {}, as_json=True) == 0  # type: ignore[dict-item]
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["plan"] == "in sync, reboot pending"
+    assert found["reboot"] == one.plan.planned.reboot

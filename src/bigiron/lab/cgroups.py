@@ -16,6 +16,8 @@ from pathlib import Path
 from bigiron.lab import state
 
 PARENT = f"bigiron-{state.KEY}"
+REBOOTS = 133
+"""How systemd-nspawn with --keep-unit says that the host reboots: without it, it would start the host again itself."""
 
 
 def needed() -> bool:
@@ -81,6 +83,7 @@ def _rmdir_tree(group: Path) -> None:
 
 
 def wrapped(procs: list[Path], command: list[str]) -> list[str]:
-    """``command``, preceded by a shell that moves itself into the groups and then becomes it (same pid, same start time)."""
-    script = 'while [ "$1" != -- ]; do echo $$ >"$1" || :; shift; done; shift; exec "$@"'
-    return [shutil.which("sh") or "/bin/sh", "-c", script, "sh", *map(str, procs), "--", *command]
+    """``command``, below a shell that moves itself into the groups first, and starts it again for as long as the host reboots."""
+    join = 'while [ "$1" != -- ]; do echo $$ >"$1" || :; shift; done; shift'
+    loop = f'while "$@"; status=$?; [ $status = {REBOOTS} ]; do :; done; exit $status'
+    return [shutil.which("sh") or "/bin/sh", "-c", f"{join}; {loop}", "sh", *map(str, procs), "--", *command]
