@@ -351,6 +351,23 @@ def restart(host):
     lab.up(0, lambda _: None, names=[host])
 
 
+def test_a_pending_reboot_is_a_state_and_is_made_when_asked_for(main_host, lab_with):
+    boot = on(MAIN, "cat /proc/sys/kernel/random/boot_id; touch /run/reboot-required; echo libc6 >/run/reboot-required.pkgs")
+    inventory = lab_with(base_watch_reboot=True)
+    pending = inv("provision", "--host", MAIN, "--inventory", inventory)
+    assert pending.code == 5, pending
+    assert "libc6 changed; next: ./inv provision" in pending.out
+    assert on(MAIN, "cat /proc/sys/kernel/random/boot_id") == boot
+    drift = inv("drift", "--host", MAIN, "--inventory", inventory)
+    assert drift.code == 0, drift
+    assert "reboot pending" in drift.out
+    done = inv("provision", "--host", MAIN, "--inventory", inventory, "--reboot", "--json")
+    assert done.code == 0, done
+    assert "reboot" in only(done)["changed"]
+    assert only(done)["verdict"]["ok"] is True
+    assert on(MAIN, "cat /proc/sys/kernel/random/boot_id") != boot
+
+
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C"}, {"LANG": "xx_YY.UTF-8"}, {"LC_ALL": "POSIX"}, {}])
 def test_any_locale_works(main_host, locale):
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **locale}
