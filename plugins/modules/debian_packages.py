@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: debian_packages
-short_description: Install Debian packages and remember exactly what that brought
+short_description: Install and hold Debian packages, and remember exactly what that brought
 description:
   - Works without python3-apt, in check mode on a virgin host, and whatever interpreter was discovered.
   - C(/var/lib/bigiron/packages.json) names every package that was new, dependencies included.
@@ -13,6 +13,10 @@ description:
 options:
   state: {type: str, choices: [present, absent], default: present, description: "absent removes the recorded packages."}
   name: {type: list, elements: str, default: [], description: "Packages, C(name) or C(name=version)."}
+  hold:
+    type: list
+    elements: str
+    description: "Packages to hold (apt-mark) in the version they have then. Left out: no hold is looked at; C([]) lets go what was held here."
   lock_timeout: {type: int, default: 300, description: "Seconds to wait for another package manager."}
 author: bigiron
 """
@@ -25,6 +29,8 @@ RETURN = r"""
 installed: {type: list, returned: when present, description: "New packages (check mode: those missing)."}
 removed: {type: list, returned: when absent, description: "Removed packages."}
 kept: {type: list, returned: when absent, description: "Recorded packages that something else needs, and why they stay."}
+held: {type: list, returned: when present, description: "Packages that are held now and were not."}
+unheld: {type: list, returned: when present, description: "Packages that were held here and are let go."}
 updated_lists: {type: bool, returned: when present, description: "Whether the package lists had to be fetched."}
 """
 
@@ -38,6 +44,7 @@ def main():
         argument_spec={
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "name": {"type": "list", "elements": "str", "default": []},
+            "hold": {"type": "list", "elements": "str"},
             "lock_timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,
@@ -48,8 +55,10 @@ def main():
             answer = packages.remove(lock_timeout_s=wanted["lock_timeout"], check=module.check_mode)
             before, after = answer["removed"], []
         else:
-            answer = packages.ensure(wanted["name"], lock_timeout_s=wanted["lock_timeout"], check=module.check_mode)
-            before, after = [], answer["installed"]
+            timeout_s = wanted["lock_timeout"]
+            answer = packages.ensure(wanted["name"], hold=wanted["hold"], lock_timeout_s=timeout_s, check=module.check_mode)
+            before = [f"{name} held" for name in answer["unheld"]]
+            after = [*answer["installed"], *(f"{name} held" for name in answer["held"])]
     except BigironError as error:
         module.fail_json(msg=str(error), hint=error.hint)
     except OSError as error:

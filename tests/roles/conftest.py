@@ -136,13 +136,14 @@ class Host:
         assert (again.code, again.changed) == (0, []), again
         return done
 
-    def sh(self, script, check=True):
-        """Run a shell script on the host over plain ssh."""
+    def sh(self, script, check=True, stdin=b""):
+        """Run a shell script on the host over plain ssh, with ``stdin`` as its input."""
         from bigiron.lab import lab
 
-        done = subprocess.run([*lab.ssh_argv(HOST), script], capture_output=True, text=True, check=False, timeout=300)
-        assert not check or done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        done = subprocess.run([*lab.ssh_argv(HOST), script], capture_output=True, input=stdin, check=False, timeout=300)
+        told, complaint = (each.decode(errors="replace") for each in (done.stdout, done.stderr))
+        assert not check or done.returncode == 0, f"{script}\n{told}{complaint}"
+        return told
 
     def tree(self):
         """Everything these roles could touch, as text; folders without their size, which never shrinks on ext4."""

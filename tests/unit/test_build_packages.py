@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigiron.errors import BigironError
+from bigiron.onhost import apt as apt_module
 from bigiron.onhost import packages
 
 SIMULATED = """Reading package lists...
@@ -106,7 +107,7 @@ def test_lists_older_than_the_archive_are_fetched_once(tmp_path: Path) -> None:
 
 def test_lock_that_is_not_given_up_names_its_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked = (100, "", "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (unattended-upgr)\n")
-    monkeypatch.setattr(packages, "holder", lambda _lock: "unattended-upgr (pid 7)")
+    monkeypatch.setattr(apt_module, "holder", lambda _lock: "unattended-upgr (pid 7)")
     apt = Apt({}, {"-s": [(0, SIMULATED, "")], "install": [locked]})
     with pytest.raises(BigironError, match=r"unattended-upgr \(pid 7\)") as caught:
         packages.ensure(["g++"], record=tmp_path / "r.json", lock_timeout_s=0, runner=apt)
@@ -115,7 +116,7 @@ def test_lock_that_is_not_given_up_names_its_holder(tmp_path: Path, monkeypatch:
 
 def test_lock_that_is_given_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(packages.time, "sleep", waits.append)
+    monkeypatch.setattr(apt_module.time, "sleep", waits.append)
     locked = (100, "", "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)\n")
     apt = Apt({}, {"-s": [(0, SIMULATED, "")], "install": [locked, locked, (0, "", "")]})
     assert packages.ensure(["g++"], record=tmp_path / "r.json", runner=apt)["changed"]
@@ -126,9 +127,9 @@ def test_holder_of_a_lock_is_found_by_inode(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
     line = f"1: POSIX  ADVISORY  WRITE 999999999 00:1f:{lock.stat().st_ino} 0 EOF\n"
-    assert packages.holder(str(lock), line) == "pid 999999999"
-    assert packages.holder(str(lock), line.replace("WRITE", "READ")) == ""
-    assert packages.holder(str(tmp_path / "gone"), line) == ""
+    assert apt_module.holder(str(lock), line) == "pid 999999999"
+    assert apt_module.holder(str(lock), line.replace("WRITE", "READ")) == ""
+    assert apt_module.holder(str(tmp_path / "gone"), line) == ""
 
 
 class Purge:

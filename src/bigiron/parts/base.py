@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bigiron.errors import Refused
 from bigiron.machine.description import Machine
+from bigiron.onhost import aptsources
 from bigiron.parts.part import HOST, Facts, Planned, Resource, Watched, file_resource
-from bigiron.plan import reboot
+from bigiron.plan import devices, reboot
+from bigiron.plan.apt import Apt
 from bigiron.plan.places import MADE_FOLDERS, kept
 
 STAGE = HOST
@@ -48,8 +50,9 @@ def watch(wish: Mapping[str, Any]) -> Watched:
 def plan(facts: Facts, _so_far: Planned) -> Planned:
     wanted = sorted({*facts.packages, *facts.wish["base_extra_packages"]})
     files = [_file(entry, facts.observed["paths"].get(entry["path"], {})) for entry in facts.wish["base_files"]]
-    resources = [Resource("package", name, "base", {"version": version}) for name, version in map(_split, wanted)]
-    resources.append(Resource("user", USER, "base", {"group": USER, "shell": "/usr/sbin/nologin"}))
+    resources = [*_apt_files(facts.apt), *(_package(each, facts.apt.holds) for each in wanted)]
+    member = {"groups": list(facts.groups)} if facts.groups else {}
+    resources.append(Resource("user", USER, "base", {"group": USER, "shell": "/usr/sbin/nologin", **member}))
     resources += [Resource("directory", entry["path"], "base", _status(entry, facts.observed)) for entry in facts.directories]
     resources += [
         file_resource("base", entry["path"], entry["content"], entry["mode"], entry["owner"], entry["group"]) for entry in files
@@ -58,12 +61,16 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
     if facts.observed.get("uid"):
         what = f"the connection acts as user {facts.observed['uid']}, not as root, and cannot change this host"
         refusals.append(Refused(what, hint="set ansible_become: true (sudo), or connect as root"))
+    refusals += [problem for one in facts.apt.repositories if (problem := one.refusal())]
+    refusals += devices.refusals(facts.groups, facts.observed)
     return Planned(
         {
             "base_packages": wanted,
             "base_user": USER,
             "base_directories": [dict(entry) for entry in facts.directories],
             "base_files": files,
+            **facts.apt.variables(),
+            **({"base_user_groups": list(facts.groups)} if facts.groups else {}),
         },
         resources,
         refusals=refusals,
@@ -76,6 +83,27 @@ def _reboot(facts: Facts) -> list[str]:
         return []
     boot = facts.observed["boot"]
     return [each for each in (reboot.required(boot), reboot.newer_kernel(boot)) if each]
+
+
+def _package(package: str, holds: Collection[str]) -> Resource:
+    name, version = _split(package)
+    return Resource("package", name, "base", {"version": version, **({"hold": True} if name in holds else {})})
+
+
+def _apt_files(apt: Apt) -> list[Resource]:
+    variables = apt.variables()
+    if not variables:
+        return []
+    repositories, pins = variables["base_repositories"], variables["base_pins"]
+    listed = {aptsources.sources_path(one["name"]): {"uri": one["uri"], "suites": one["suites"]} for one in repositories}
+    keys = [
+        Resource(
+            "apt", aptsources.key_path(one.name), "base", {"fingerprints": [each.replace(" ", "") for each in one.fingerprints]}
+        )
+        for one in apt.repositories
+    ]
+    files = aptsources.wanted_files(repositories, pins, apt.holds)
+    return [*keys, *(Resource("apt", path, "base", {"text": text, **listed.get(path, {})}) for path, text in files.items())]
 
 
 def _file(entry: Mapping[str, Any], have: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from bigiron.gguf.facts import ModelFacts
 from bigiron.hub.quants import QuantFiles
 from bigiron.machine.backends import Choice
 from bigiron.machine.description import Machine
+from bigiron.plan.apt import Apt
 from bigiron.plan.build_options import Toolchain
 from bigiron.plan.choose import ModelPlan
 from bigiron.plan.releases import Release
@@ -48,6 +49,12 @@ class Facts:
     served: ModelPlan = field(kw_only=True, default=None)  # type: ignore[assignment]
     packages: tuple[str, ...] = ()
     directories: tuple[Mapping[str, Any], ...] = ()
+    apt: Apt = field(default_factory=Apt)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that the service user must be in: those of the nodes that its backends need."""
+        return tuple(sorted({group for each in self.toolchains for group in each.access.groups}))
 
     def toolchain(self, backend: str) -> Toolchain | None:
         """What ``backend`` is built with here; None where this host does not use it."""
@@ -123,10 +130,12 @@ class Part(Protocol):
     It may also have any of these:
 
     - ``PACKAGES`` it may need, and ``packages(facts)``, those it needs now: role base installs them,
+    - ``apt(facts)``: repositories, pins and holds of those packages (`Apt`); it watches ``{"apt": [its name]}`` then,
     - ``directories(wish)`` it stands in, ``{"path", "owner", "group", "mode"}``, with ``keep`` where a person's own folder keeps both: role base makes them,
     - ``SECRETS``: variables whose value a resource of kind secret holds; they are opened and checked before anything connects,
     - ``BACKEND`` and ``toolchain(facts)``: what that backend is built with on this host and what its service may touch; asked before
-      ``release`` and ``served`` are known, only where the backend is used,
+      ``release`` and ``served`` are known, only where the backend is used. The groups of its access are the service user's
+      (`bigiron.plan.devices`); one that the host lacks is refused where ``{"group": names}`` is watched,
     - ``unsuited(machine)``: why this machine cannot have it at all (a `Refused`, or None),
     - ``lock(facts, variables)``: its sections of the host's lock,
     - ``status(wish, observed)``: its columns of ``./inv status``,

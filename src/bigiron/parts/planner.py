@@ -12,6 +12,7 @@ from bigiron.machine.hardware import from_machine
 from bigiron.parts import PARTS, directories, llama_cpp, llama_server
 from bigiron.parts.part import Facts, Planned, Space
 from bigiron.plan import capabilities, releases
+from bigiron.plan.apt import Apt
 from bigiron.plan.choose import ModelPlan, choose
 from bigiron.plan.releases import CachedRelease, Release
 from bigiron.units import GIB, gib
@@ -115,6 +116,7 @@ def _plan(fact: Facts) -> HostPlan:
     help_text = llama_cpp.help_text(fact)
     fact = replace(fact, served=_serve(fact, help_text), directories=tuple(directories(fact.wish)))
     fact = replace(fact, packages=tuple(name for part in PARTS if hasattr(part, "packages") for name in part.packages(fact)))
+    fact = replace(fact, apt=Apt.together(part.apt(fact) for part in PARTS if hasattr(part, "apt")))
     total = Planned()
     for part in PARTS:
         mine = part.plan(fact, total)

@@ -53,11 +53,12 @@ def differences(host: str, found: Sequence[Difference], *, diffs: bool = True) -
         print(f"{host}: in sync")
         return
     print(f"{host}: {count(len(found), 'difference')}")
-    missing = [each.resource.split(":", 1)[1] for each in found if each.resource.startswith("package:")]
+    absent = [each for each in found if each.resource.startswith("package:") and each.problem == "not installed"]
+    missing = [each.resource.split(":", 1)[1] for each in absent]
     if missing:
         print(f"  base          packages not installed: {', '.join(missing)}")
     for each in found:
-        if each.resource.startswith("package:"):
+        if each in absent:
             continue
         kind, _, name = each.resource.partition(":")
         print(f"  {each.part:<13} {kind} {name}: {each.problem}" if name else f"  {each.part:<13} {kind}: {each.problem}")

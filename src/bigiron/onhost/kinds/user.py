@@ -15,10 +15,14 @@ def observe(reader: Reader, names: Iterable[str]) -> Dict[str, Any]:
 
 
 def differs(_name: str, want: Mapping[str, Any], have: Any) -> Iterator[Tuple[str, str]]:
-    """``want``: any of the observed fields."""
+    """``want``: any of the observed fields; being in more ``groups`` than the wanted ones is no difference."""
     if have is None:
         yield "no such user", ""
         return
     for key, value in want.items():
-        if have.get(key) != value:
+        if key == "groups":
+            missing = [group for group in value if group not in (*have.get("groups", ()), have.get("group"))]
+            if missing:
+                yield f"is not in {', '.join(missing)}", ""
+        elif have.get(key) != value:
             yield f"{key} is {have.get(key)}, not {value}", ""
