@@ -1,6 +1,7 @@
 """What driver packages need of apt: repositories, pins, holds, repair; against a signed repository on the host itself."""
 
 import pytest
+
 from fixtures.debrepo import Repository
 
 pytestmark = pytest.mark.lab
@@ -19,6 +20,7 @@ def repository(clean_host, tmp_path):
     made.add("bench-library", "1.1")
     made.publish(clean_host)
     yield made
+    made.close()
     clean_host.sh(
         "rm -f /etc/apt/preferences.d/bigiron* /etc/apt/sources.list.d/vendor.* /etc/apt/sources.list.d/bigiron* /etc/apt/keyrings/*; "
         "names=$(dpkg-query -W -f '${Package} ' 'bench-*' 2>/dev/null); for name in $names; do "
@@ -135,7 +137,9 @@ def test_a_package_whose_script_fails_is_named_and_repaired_first_the_next_time(
     assert version(clean_host, "bench-dkms") == []
 
 
-@pytest.mark.parametrize("names", [["bench-driver-57*"], ["bench-open", "bench-driver-575"]], ids=["branch in the name", "without"])
+@pytest.mark.parametrize(
+    "names", [["bench-driver-57*"], ["bench-open", "bench-driver-575"]], ids=["branch in the name", "without"]
+)
 def test_a_pin_keeps_a_branch_and_one_that_matches_nothing_is_refused(clean_host, repository, names):
     """B52: from one branch on the names lose it, so the version is what is pinned."""
     for name in ("bench-driver-575", "bench-open"):

@@ -20,9 +20,25 @@ def files(plan):
     return {entry["path"]: entry for entry in plan.get("base_files", [])}
 
 
+def groups(plan):
+    return {name: name for name in plan.get("base_user_groups", [])}
+
+
+def held(plan):
+    return {name: name for name in plan.get("base_held_packages", [])}
+
+
+def repositories(plan):
+    return {entry["name"]: entry for entry in plan.get("base_repositories", [])}
+
+
 def look(plan):
     """What the collector is to look at on the host."""
-    return {"user": plan["base_user"], "paths": [*directories(plan), *files(plan)], "digests": [*files(plan)]}
+    commands = {"held packages": ["apt-mark", "showhold"]} if held(plan) else {}
+    if repositories(plan):
+        commands["repositories"] = ["apt-cache", "policy"]
+    paths = [*directories(plan), *files(plan)]
+    return {"user": plan["base_user"], "paths": paths, "digests": [*files(plan)], "commands": commands}
 
 
 def lock(plan):
@@ -93,6 +109,27 @@ def test_account_has_its_own_group(plan, found, note):
 def test_account_is_in_no_privileged_group(found):
     extra = sorted(set(found["user"]["groups"]) & PRIVILEGED)
     assert not extra, f"it is in {', '.join(extra)}"
+
+
+@check("user.groups", "./inv provision --host {host}; a service that runs sees it after its restart", group=groups)
+def test_account_is_in_the_groups_of_the_devices(group, found, note):
+    note(f"it is in {', '.join(found['user']['groups']) or 'no further group'}")
+    assert group in found["user"]["groups"]
+
+
+@check("package.held", "./inv provision --host {host}", package=held)
+def test_package_is_held(package, found, note):
+    names = found["commands"]["held packages"]["out"].split()
+    note(f"apt-mark holds {', '.join(names) or 'nothing'}")
+    assert package in names, f"{package} is not held: the next upgrade may change it"
+
+
+@check("repository.read", "./inv provision --host {host}; it disables what lists the repository twice", repository=repositories)
+def test_repository_is_one_that_apt_reads(repository, found, note):
+    told = found["commands"]["repositories"]
+    assert told["rc"] == 0, f"apt reads no repository at all: {told['out'].strip()[-300:]}"
+    note(f"apt reads {repository['uri']}")
+    assert repository["uri"].rstrip("/") in told["out"], f"apt does not read {repository['uri']}"
 
 
 @check("user.locked", lock)

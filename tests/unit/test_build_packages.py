@@ -123,6 +123,88 @@ def test_lock_that_is_given_up_is_waited_for(tmp_path: Path, monkeypatch: pytest
     assert len(waits) == 2
 
 
+class Dpkg(Apt):
+    """A host whose packages have dpkg's states; apt-mark and dpkg --configure work, unless ``stuck``."""
+
+    def __init__(
+        self, rows: dict[str, tuple[str, str]], answers: dict[str, list[tuple[int, str, str]]], *, stuck: str = ""
+    ) -> None:
+        super().__init__({}, answers)
+        self.rows = rows
+        self.stuck = stuck
+
+    def __call__(self, argv: list[str]) -> subprocess.CompletedProcess[str]:
+        if argv[0] == "dpkg-query":
+            self.asked.append(argv)
+            return subprocess.CompletedProcess(argv, 0, "".join(f"{s} \t{n}\t{v}\n" for n, (s, v) in self.rows.items()), "")
+        if argv[0] == "apt-mark":
+            self.asked.append(argv)
+            for name in argv[2:]:
+                self.rows[name] = ({"hold": "h", "unhold": "i"}[argv[1]] + self.rows[name][0][1], self.rows[name][1])
+            return subprocess.CompletedProcess(argv, 0, "", "")
+        if argv[:2] == ["dpkg", "--configure"]:
+            self.asked.append(argv)
+            if not self.stuck:
+                self.rows = {name: (state.replace("F", "i"), version) for name, (state, version) in self.rows.items()}
+            return subprocess.CompletedProcess(argv, int(bool(self.stuck)), "", self.stuck)
+        done = super().__call__(argv)
+        if "install" in argv and "-s" not in argv and done.returncode == 0:
+            for item in argv[argv.index("--allow-downgrades") + 1 :]:
+                name, _, version = item.partition("=")
+                assert self.rows.get(name, ("in", ""))[0][0] != "h", f"apt refuses to change {name}, which is held"
+                self.rows[name] = ("ii", version)
+        return done
+
+
+OK = {"-s": [(0, "Inst drv (1.1 x [all])\n", "")], "install": [(0, "", "")], "purge": [(0, "Purg drv [1]\n", "")]}
+
+
+def test_a_held_package_in_another_version_is_let_go_changed_and_held_again(tmp_path: Path) -> None:
+    host = Dpkg({"drv": ("hi", "1.0"), "theirs": ("hi", "1")}, OK)
+    options = {"hold": ["drv"], "record": tmp_path / "r.json", "runner": host}
+    answer = packages.ensure(["drv=1.1"], **options)
+    assert (answer["changed"], host.rows["drv"], host.rows["theirs"]) == (True, ("hi", "1.1"), ("hi", "1"))
+    assert not packages.ensure(["drv=1.1"], **options)["changed"]
+
+
+def test_holds_of_ours_go_with_the_plan_and_with_removal_those_of_a_person_stay(tmp_path: Path) -> None:
+    host = Dpkg({"drv": ("ii", "1.0"), "lib": ("ii", "1.0"), "theirs": ("hi", "1")}, OK)
+    options = {"record": tmp_path / "r.json", "runner": host}
+    assert packages.ensure([], hold=["drv", "lib"], **options)["held"] == ["drv", "lib"]
+    assert not packages.ensure([], **options)["changed"]  # another role's call looks at no hold
+    assert packages.ensure([], hold=["drv"], **options)["unheld"] == ["lib"]
+    assert packages.remove(**options)["changed"]
+    assert {name: state for name, (state, _) in host.rows.items()} == {"drv": "ii", "lib": "ii", "theirs": "hi"}
+
+
+def test_a_hold_in_check_mode_holds_nothing(tmp_path: Path) -> None:
+    host = Dpkg({"drv": ("ii", "1.0")}, OK)
+    assert packages.ensure(["drv"], hold=["drv"], check=True, record=tmp_path / "r.json", runner=host)["changed"]
+    assert host.rows["drv"][0] == "ii"
+
+
+def test_what_is_half_configured_is_finished_first(tmp_path: Path) -> None:
+    host = Dpkg({"drv": ("iF", "1.0")}, {})
+    assert packages.ensure(["drv"], record=tmp_path / "r.json", runner=host)["changed"]
+    assert host.verbs() == []
+
+
+def test_what_cannot_be_finished_is_named_with_its_log(tmp_path: Path) -> None:
+    said = "Consult /var/lib/dkms/drv/1.0/build/make.log for more information.\nsubprocess returned error exit status 10\n"
+    host = Dpkg({"drv": ("iF", "1.0")}, {}, stuck=said)
+    with pytest.raises(BigironError, match=r"drv is half configured after dpkg --configure -a .*exit status 10") as caught:
+        packages.ensure(["other"], record=tmp_path / "r.json", runner=host)
+    assert caught.value.where == "/var/lib/dkms/drv/1.0/build/make.log"
+
+
+def test_dpkg_that_is_locked_out_is_waited_for_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apt_module, "holder", lambda lock: f"{lock} by unattended-upgr (pid 7)")
+    stuck = "dpkg: error: dpkg frontend lock was locked by another process with pid 7\n"
+    host = Dpkg({"drv": ("iF", "1.0")}, {}, stuck=stuck)
+    with pytest.raises(BigironError, match=r"lock-frontend by unattended-upgr \(pid 7\)"):
+        packages.ensure(["drv"], record=tmp_path / "r.json", lock_timeout_s=0, runner=host)
+
+
 def test_holder_of_a_lock_is_found_by_inode(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()

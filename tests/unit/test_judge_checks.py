@@ -513,3 +513,24 @@ def test_a_new_part_adds_one_file(monkeypatch: pytest.MonkeyPatch, facts: Facts,
     found = judged(facts, expect)
     assert {(check.id, check.ok) for check in found.values()} == {("swap.off:/dev/a", False), ("swap.off:/dev/b", True)}
     assert found["swap.off:/dev/a"].detail == "/dev/a is swap"
+
+
+def test_what_a_driver_needs_of_apt_and_of_groups_is_checked(facts: Facts, expect: Facts) -> None:
+    assert not {"user.groups:render", "package.held:drv", "repository.read:gpu"} & judged(facts, expect).keys()
+    expect |= {
+        "base_user_groups": ["render"],
+        "base_held_packages": ["drv"],
+        "base_repositories": [{"name": "gpu", "uri": "https://example.org/apt/"}],
+    }
+    facts["user"]["groups"] = ["render"]
+    facts["commands"] = {"held packages": {"rc": 0, "out": "drv\n"}}
+    facts["commands"]["repositories"] = {"rc": 0, "out": " 500 https://example.org/apt ./ Packages\n"}
+    sound = judged(facts, expect)
+    mine = ("user.groups:render", "package.held:drv", "repository.read:gpu")
+    assert [sound[name].ok for name in mine] == [True] * 3
+    facts["user"]["groups"] = ["video"]
+    facts["commands"]["held packages"]["out"] = "drv-other\n"
+    facts["commands"]["repositories"] = {"rc": 100, "out": "E: Conflicting values set for option Signed-By\n"}
+    broken = judged(facts, expect)
+    assert [broken[name].ok for name in mine] == [False] * 3
+    assert "Conflicting values" in broken["repository.read:gpu"].detail

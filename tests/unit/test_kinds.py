@@ -165,7 +165,10 @@ def test_packages(tmp_path):
     plant(tmp_path, {"var/lib/dpkg/status": STATUS})
     asked = ["g++", "removed", "broken", "libx", "libx:amd64", "awk", "wk", "other", "g"]
     found = look(tmp_path, package=asked)["packages"]
+    held = found.pop("*held")
     assert found == {"g++": "4:12.2.0-3", "libx": "1.0", "libx:amd64": "1.0", "awk": "1.3.4"}
+    assert held == ["libx", "libx:amd64"]
+    assert "*held" not in look(tmp_path, package=["g++"])["packages"]
 
 
 POLICY = """build-essential:

@@ -51,5 +51,5 @@ def test_a_kind_looks_and_compares_in_one_file(kind: str) -> None:
     found = importlib.import_module(f"bigiron.onhost.kinds.{kind}")
     assert isinstance(found.SECTION, str)
     assert callable(found.observe)
-    if kind not in {"compiler", "disk", "port"}:  # watched, never wanted
+    if kind not in {"boot", "compiler", "device", "disk", "group", "port"}:  # watched, never wanted
         assert callable(found.differs)

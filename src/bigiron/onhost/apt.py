@@ -46,8 +46,8 @@ def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def states(runner: Run = run) -> dict[str, State]:
-    """Every package that dpkg knows; of several architectures the installed one."""
-    answer = runner(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}\t${Package}\t${Version}\n"])
+    """Every package that dpkg knows; of several architectures the installed one. Without the pattern a hold on an absent one is not told."""
+    answer = runner(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}\t${Package}\t${Version}\n", "*"])
     found: dict[str, State] = {}
     for row in (line.split("\t") for line in answer.stdout.splitlines()):
         if len(row) == 3 and (row[1] not in found or row[0][1:2] == "i"):

@@ -277,8 +277,8 @@ class AptSources:
             hint = f"check {repository['uri']} and its key; nothing of it was kept"
             raise BigironError(f"repository {name} cannot be read: {reason(answer)}", where=repository["uri"], hint=hint)
 
-    def matches(self, pin: Mapping[str, Any]) -> None:
-        """Raise BigironError for a pin that applies to no version of any package that apt knows."""
+    def matches(self, pin: Mapping[str, Any], *, fresh: bool = False) -> None:
+        """Raise BigironError for a pin that applies to no version of any package that apt knows, with lists that are ``fresh``."""
         names = self._known(pin["packages"])
         draft = self.path(f"/run/bigiron/pin-{pin['name']}")
         draft.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -290,6 +290,10 @@ class AptSources:
             draft.unlink()
         versions = re.findall(r"^ (?:\*\*\*|   ) (\S+) (-?\d+)$", told, re.MULTILINE)
         if any(priority == str(pin["priority"]) for _, priority in versions):
+            return
+        if not fresh:
+            self.apt.call("update")
+            self.matches(pin, fresh=True)
             return
         there = (
             f"apt has {', '.join(dict.fromkeys(version for version, _ in versions))}"
