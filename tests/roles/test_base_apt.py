@@ -25,7 +25,7 @@ def repository(clean_host, tmp_path):
         "rm -f /etc/apt/preferences.d/bigiron* /etc/apt/sources.list.d/vendor.* /etc/apt/sources.list.d/bigiron* /etc/apt/keyrings/*; "
         "names=$(dpkg-query -W -f '${Package} ' 'bench-*' 2>/dev/null); for name in $names; do "
         "rm -f /var/lib/dpkg/info/$name.p*; dpkg --purge --force-all $name; done >/dev/null 2>&1; "
-        f"echo bench-driver deinstall | dpkg --set-selections 2>/dev/null; rm -rf {PLACE} /usr/share/keyrings/vendor.asc; apt-get -qq update",
+        f"echo bench-driver deinstall | dpkg --set-selections 2>/dev/null; rm -rf {PLACE} /usr/share/keyrings/vendor.asc /run/bench-fixed; apt-get -qq update",
         check=False,
     )
 

@@ -177,6 +177,21 @@ def test_holds_of_ours_go_with_the_plan_and_with_removal_those_of_a_person_stay(
     assert {name: state for name, (state, _) in host.rows.items()} == {"drv": "ii", "lib": "ii", "theirs": "hi"}
 
 
+def test_what_we_brought_and_a_person_holds_stays_and_says_why(tmp_path: Path) -> None:
+    host = Dpkg({"drv": ("hi", "1.0")}, OK)
+    (tmp_path / "r.json").write_text(json.dumps({"installed_packages": ["drv"]}))
+    answer = packages.remove(record=tmp_path / "r.json", runner=host)
+    assert (answer["removed"], answer["kept"][0]["name"]) == ([], "drv")
+    assert "purge" not in host.verbs()
+
+
+def test_a_hold_on_what_was_not_there_is_ours_once_it_is(tmp_path: Path) -> None:
+    host = Dpkg({"drv": ("hn", "")}, OK)
+    packages.ensure(["drv=1.1"], hold=["drv"], record=tmp_path / "r.json", runner=host)
+    assert host.rows["drv"] == ("hi", "1.1")
+    assert packages.recorded(tmp_path / "r.json", "held_packages") == ["drv"]
+
+
 def test_a_hold_in_check_mode_holds_nothing(tmp_path: Path) -> None:
     host = Dpkg({"drv": ("ii", "1.0")}, OK)
     assert packages.ensure(["drv"], hold=["drv"], check=True, record=tmp_path / "r.json", runner=host)["changed"]

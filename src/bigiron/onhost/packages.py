@@ -96,7 +96,8 @@ def ensure(
     apt = Apt(runner, lock_timeout_s)
     if absent and apt.repair():
         absent = missing(wanted, installed(runner))
-    kept = [name for name in {*ours, *to_hold} if name not in dropped]
+    # a hold on a package that was not there is ours from now on: it is made anew for what is installed
+    kept = [name for name in {*ours, *to_hold, *(set(holds) - have.keys())} if name not in dropped]
     apt.mark("unhold", sorted({*dropped, *(held & set(holds) & {name.partition("=")[0] for name in absent})}))
     if absent:
         new, answer["updated_lists"] = _install(apt, absent, lambda new: _write_record(record, [*recorded(record), *new], kept))
@@ -147,7 +148,9 @@ def remove(*, lock_timeout_s: int = 300, check: bool = False, record: Path = REC
     found = states(runner)
     ours = [name for name in recorded(record) if name in found and found[name].have == "i"]
     holds = [name for name in recorded(record, "held_packages") if name in found and found[name].want == "h"]
-    removable, kept = _removable(ours, runner)
+    theirs = [name for name in ours if found[name].want == "h" and name not in holds]
+    removable, kept = _removable([name for name in ours if name not in theirs], runner)
+    kept += [{"name": name, "because": "somebody holds it (apt-mark showhold)"} for name in theirs]
     if not check:
         apt = Apt(runner, lock_timeout_s)
         apt.mark("unhold", holds)
