@@ -11,7 +11,7 @@ from bigiron.onhost.kinds.shard import PROOF
 from bigiron.parts import base
 from bigiron.parts.part import MODEL, Facts, Planned, Reason, Resource, Space, Watched
 from bigiron.plan.choose import AUTO
-from bigiron.plan.places import check_folder
+from bigiron.plan.places import check_folder, check_resolved
 from bigiron.units import count, gib
 
 STAGE = MODEL
@@ -80,6 +80,9 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         facts.served.require()
     except Refused as refusal:
         refusals.append(Refused(refusal.what, hint=refusal.hint))
+    real = str(facts.observed["disks"].get(wish["model_root"], {}).get("real") or wish["model_root"])
+    if wrong := check_resolved(wish["model_root"], real):
+        refusals.append(Refused(f"model_root {wrong}", hint="name a folder outside such places, or mount the drive there"))
     if wrong := check_folder(wish["model_root"], facts.observed, base.USER):
         refusals.append(Refused(f"model_root {wrong}", hint=f"on the host: chmod o+rx {wish['model_root']}"))
     space = Space(wish["model_root"], "model", _missing_bytes(facts), "model_root")
