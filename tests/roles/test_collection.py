@@ -15,7 +15,7 @@ import yaml
 
 from bigiron.paths import PROJECT
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(45 * 60)]  # the first that needs the release compiles it
 
 HOST = "lab06"
 

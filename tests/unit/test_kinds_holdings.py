@@ -146,3 +146,10 @@ def test_disks_are_found_at_the_nearest_parent(tmp_path):
     assert (found[paths[0]]["device"], found[paths[0]]["fstype"], found[paths[0]]["read_only"]) == ("259:1", "xfs", True)
     assert found["/opt/bigiron"]["read_only"] is False
     assert 0 < found[paths[0]]["free_bytes"] < found[paths[0]]["total_bytes"]
+
+
+def test_where_a_path_really_is_is_told_links_followed(tmp_path):
+    plant(tmp_path, {"proc/self/mountinfo": MOUNTS, "home/me/models/x": "", "srv/x": ""})
+    (tmp_path / "srv/linked").symlink_to(tmp_path / "home/me/models")
+    found = look(tmp_path, disk=["/srv/linked", "/srv/linked/new", "/srv/x"])["disks"]
+    assert [found[path]["real"] for path in found] == ["/home/me/models", "/home/me/models/new", "/srv/x"]

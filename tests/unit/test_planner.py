@@ -110,6 +110,26 @@ def test_our_own_server_does_not_take_the_port():
     assert refusals(one) == []
 
 
+def test_a_model_root_that_leads_to_where_the_service_cannot_see_is_refused():
+    disks = dict.fromkeys(("/opt/bigiron", "/var/cache/bigiron", "/srv/models", "/usr"), DISK)
+    elsewhere = {**disks, "/srv/models": {**DISK, "real": "/data/models"}}
+    hidden = {**disks, "/srv/models": {**DISK, "real": "/home/me/models"}}
+    assert refusals(fact("a", observed={"disks": elsewhere})) == []
+    (refusal,) = refusals(fact("a", observed={"disks": hidden}))
+    assert 'model_root is "/srv/models", which leads to /home/me/models' in refusal.what
+
+
+def test_a_model_root_that_is_itself_a_link_is_refused_with_the_folder_to_name():
+    disks = dict.fromkeys(("/opt/bigiron", "/var/cache/bigiron", "/srv/models", "/usr"), DISK)
+    disks["/srv/models"] = {**DISK, "real": "/data/models"}
+    link = {"/srv/models": {"type": "link", "target": "/data/models"}}
+    (refusal,) = refusals(fact("a", observed={"disks": disks, "paths": link}))
+    assert (refusal.what, refusal.hint) == ("model_root is /srv/models, a link and no folder", "set model_root: /data/models")
+    # below a link it is an ordinary folder
+    folder = {"/srv/models": {"type": "directory", "owner": "root", "group": "root", "mode": "0755"}}
+    assert refusals(fact("a", observed={"disks": disks, "paths": folder})) == []
+
+
 def with_free(free, **observed):
     disks = {path: {**DISK, "free_bytes": free} for path in ("/opt/bigiron", "/var/cache/bigiron", "/srv/models", "/usr")}
     return fact("a", observed={"disks": disks, **observed})

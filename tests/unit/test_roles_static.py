@@ -39,6 +39,11 @@ def test_every_default_is_documented_with_its_value_and_the_other_way_round(role
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_a_role_is_published_under_its_own_name(role: str) -> None:
+    assert load("roles", role, "meta", "main.yml")["galaxy_info"]["role_name"] == role
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_variables_carry_the_roles_prefix(role: str) -> None:
     names = set(load("roles", role, "defaults", "main.yml"))
     assert all(name.startswith(f"{role}_") for name in names)

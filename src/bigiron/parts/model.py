@@ -11,7 +11,7 @@ from bigiron.onhost.kinds.shard import PROOF
 from bigiron.parts import base
 from bigiron.parts.part import MODEL, Facts, Planned, Reason, Resource, Space, Watched
 from bigiron.plan.choose import AUTO
-from bigiron.plan.places import check_folder
+from bigiron.plan.places import check_folder, check_resolved
 from bigiron.units import count, gib
 
 STAGE = MODEL
@@ -80,10 +80,25 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         facts.served.require()
     except Refused as refusal:
         refusals.append(Refused(refusal.what, hint=refusal.hint))
-    if wrong := check_folder(wish["model_root"], facts.observed, base.USER):
-        refusals.append(Refused(f"model_root {wrong}", hint=f"on the host: chmod o+rx {wish['model_root']}"))
+    refusals += _root(facts)
     space = Space(wish["model_root"], "model", _missing_bytes(facts), "model_root")
     return Planned(variables, resources, [reason], refusals, space=[space])
+
+
+def _root(facts: Facts) -> list[Refused]:
+    """Why the folder that ``model_root`` turns out to be on the host cannot hold the models."""
+    root = facts.wish["model_root"]
+    real = str(facts.observed["disks"].get(root, {}).get("real") or root)
+    kind = facts.observed["paths"].get(root, {}).get("type", "directory")
+    if wrong := check_resolved(root, real):
+        return [Refused(f"model_root {wrong}", hint="name a folder outside such places, or mount the drive there")]
+    if kind != "directory":
+        # the role would keep a link, and no later run would find the folder that is planned
+        hint = f"set model_root: {real}" if kind == "link" else "move it away, or name another folder"
+        return [Refused(f"model_root is {root}, a {kind} and no folder", hint=hint)]
+    if wrong := check_folder(root, facts.observed, base.USER):
+        return [Refused(f"model_root {wrong}", hint=f"on the host: chmod o+rx {root}")]
+    return []
 
 
 def _missing_bytes(facts: Facts) -> int:

@@ -27,8 +27,13 @@ def _mounts(tree: Tree) -> List[Tuple[str, str, str, str, bool]]:
     return mounts
 
 
+def _real(tree: Tree, path: str) -> str:
+    """``path`` with all links followed, whether or not its end exists."""
+    return str(Path(tree.path(path)).resolve())[len(str(Path(tree.root).resolve())) if tree.root else 0 :] or "/"
+
+
 def observe(reader: Reader, names: Iterable[str]) -> Dict[str, Any]:
-    """The file system that each path is on, or would be on: found at the nearest parent that exists."""
+    """The file system that each path is on, or would be on: found at the nearest parent that exists; ``real`` is the path without links."""
     tree = reader.tree
     mounts = _mounts(tree)
     found: Dict[str, Any] = {}
@@ -41,7 +46,7 @@ def observe(reader: Reader, names: Iterable[str]) -> Dict[str, Any]:
         except OSError as error:
             found[path] = {"error": why(error)}
             continue
-        real = str(there.resolve())[len(str(Path(tree.root).resolve())) if tree.root else 0 :] or "/"
+        real = _real(tree, str(there)[len(tree.root) :] or "/")
         # the last mount of the longest mount point hides the others
         over = [mount for mount in mounts if real == mount[0] or real.startswith(mount[0].rstrip("/") + "/")]
         point, device, kind, source, read_only = max(over, key=lambda mount: len(mount[0]), default=("/", "", "", "", False))
@@ -49,6 +54,7 @@ def observe(reader: Reader, names: Iterable[str]) -> Dict[str, Any]:
         if last:
             point, device, kind, source, read_only = last[-1]
         found[path] = {
+            "real": _real(tree, path),
             "mount": point,
             "device": device,
             "fstype": kind,
