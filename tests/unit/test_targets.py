@@ -118,3 +118,11 @@ def test_the_inventory_says_which_debian_a_lab_host_is() -> None:
     assert targets.of_lab("")[0] is None
     with pytest.raises(UsageError, match="lab9"):
         targets.of_lab("lab9")
+
+
+def test_a_release_that_no_lab_host_can_be_is_refused_before_anything_runs(half_a_lab: None, tmp_path: Path) -> None:
+    more = tmp_path / "more.yml"
+    more.write_text("lab: {hosts: {lab01: {lab_release: trixi}}}\n")
+    with pytest.raises(UsageError, match="lab_release is 'trixi'") as caught:
+        targets.select("lab01", "", f"inventory/lab,{more}", boot=print)
+    assert (caught.value.exit_code, caught.value.where, caught.value.hint) == (64, "lab01", "did you mean trixie?")
