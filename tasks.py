@@ -356,18 +356,19 @@ def lint(_c: Context) -> int:
 @command(
     help={
         "fast": "under a minute, no root: style, types and unit tests",
+        "slow": "also what takes long: a compile on Debian 13, and all of it under the newest Python and ansible-core",
         "only": "pytest expression (-k)",
         "junit": "write JUnit XML here",
     }
 )
-def test(_c: Context, fast: bool = False, only: str = "", junit: str = "") -> int:
+def test(_c: Context, fast: bool = False, slow: bool = False, only: str = "", junit: str = "") -> int:
     """Run everything: lint, types, unit, roles, state and the lab end to end. pytest's own summary comes last.
 
     Example: ./inv test --fast
     """
     from bigiron import selftest
 
-    return selftest.test(fast=fast, only=only, junit=junit)
+    return selftest.test(fast=fast, slow=slow, only=only, junit=junit)
 
 
 ns = Collection(hosts, variables, probe, plan, drift, provision, verify, status, ask, teardown, lint, test)

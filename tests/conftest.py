@@ -56,8 +56,14 @@ def root_of(host: str) -> Path:
     return STATE / "lab" / "hosts" / host / "root"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="also the tests that take long (./inv test --slow)")
+
+
 def pytest_collection_modifyitems(config, items):
-    del config
+    for item in items:
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="takes long: ./inv test --slow"))
     missing = None
     if platform.system() != "Linux":
         missing = "the lab needs Linux"

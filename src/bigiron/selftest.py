@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bigiron.errors import UsageError
 from bigiron.fleet.environment import clean_env
 from bigiron.paths import PROJECT
 from bigiron.units import duration
@@ -29,15 +30,19 @@ def lint(*, fast: bool = False) -> int:
     return _all(FAST + TYPES + YAML + (() if fast else ANSIBLE))
 
 
-def test(*, fast: bool, only: str, junit: str) -> int:
-    """Lint, then pytest: the unit tests with ``fast``, else also roles, state and lab. Returns pytest's code, or 1 when lint failed.
+def test(*, fast: bool, slow: bool, only: str, junit: str) -> int:
+    """Lint, then pytest: the unit tests with ``fast``, else also roles, state and lab, with ``slow`` also what takes long there.
 
+    Returns pytest's code, or 1 when lint failed. Raises UsageError for both at once.
     pytest runs even when a linter complains, so that one run shows everything; its summary is the last thing printed.
     """
+    if fast and slow:
+        raise UsageError("--fast and --slow exclude each other", where="test", hint="one of them, or neither")
     lint_code = lint(fast=fast)
     # unit tests share nothing and may run side by side; the lab's share a host and stay in order
     trees = ["tests/unit", "-n", "auto"] if fast else ["tests/unit", "tests/roles", "tests/lab", "--durations=8"]
     argv = [sys.executable, "-m", "pytest", *trees, "-ra"]
+    argv += ["--slow"] if slow else []
     argv += ["-k", only] if only else []
     argv += ["--junitxml", junit] if junit else []
     code = subprocess.run(argv, cwd=PROJECT, env=_environment(), check=False).returncode

@@ -7,6 +7,8 @@ import tarfile
 
 import pytest
 
+from bigiron.onhost import release
+
 pytestmark = pytest.mark.lab
 
 CMAKE = """cmake_minimum_required(VERSION 3.14)
@@ -64,6 +66,12 @@ def builder(role_host):
     return role_host
 
 
+def unpacked(archive, folder):
+    folder.mkdir()
+    release.unpack(archive, folder)
+    return folder
+
+
 def current(host):
     return host.sh("readlink /opt/bigiron/current", check=False).strip()
 
@@ -76,7 +84,7 @@ def test_builds_proves_and_then_changes_nothing(builder, files, tmp_path):
     assert builder.tree() == before
 
     builder.converge("llama_cpp", **variables)
-    release = current(builder)
+    made = current(builder)
     assert (
         builder.sh("cd /tmp && env -i /sbin/runuser -u llama -- /opt/bigiron/current/bin/llama-server").strip() == "version: 1"
     )
@@ -90,7 +98,7 @@ def test_builds_proves_and_then_changes_nothing(builder, files, tmp_path):
     assert set(manifest["files"]) == {"bin/llama-server", "lib/libstub.so"}
 
     # what was brought back installs on a host that has never seen a compiler, and is the same
-    mark = release.rsplit("/", 1)[-1]
+    mark = made.rsplit("/", 1)[-1]
     packed = tmp_path / f"{mark}.tar.gz"
     assert json.loads((tmp_path / f"{mark}.json").read_text()) == manifest
     builder.sh("rm -rf /opt/bigiron /var/cache/bigiron")
@@ -100,6 +108,21 @@ def test_builds_proves_and_then_changes_nothing(builder, files, tmp_path):
     )  # fmt: skip
     assert "Archive | Copy the packed release" in installed.changed
     assert json.loads(builder.sh("cat /opt/bigiron/current/manifest.json")) == manifest
+
+    # the same, built where the C library is newer
+    newer = unpacked(packed, tmp_path / "newer")
+    release.write_manifest(newer, mark, {**manifest["identity"], "libc": "glibc 9.99"}, {})
+    digest = release.pack(newer, tmp_path / "newer.tar.gz")
+    builder.sh("rm -rf /opt/bigiron /var/cache/bigiron")
+    refused = builder.run(
+        "llama_cpp",
+        llama_cpp_fingerprint=mark,
+        llama_cpp_archive=str(tmp_path / "newer.tar.gz"),
+        llama_cpp_archive_sha256=digest,
+    )
+    assert "linked against glibc 9.99, which is newer than this machine's C library (glibc " in refused.failed[-1], refused
+    assert builder.sh("ls /opt/bigiron/current /opt/bigiron/releases/*", check=False) == ""
+    builder.converge("llama_cpp", **variables)
 
     assert builder.removes("llama_cpp").changed == ["Remove | Delete the releases, their sources and build trees"]
     assert builder.sh("ls -d /opt/bigiron /var/cache/bigiron 2>/dev/null", check=False) == ""

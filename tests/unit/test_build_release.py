@@ -151,9 +151,44 @@ def test_library_from_the_build_folder_is_refused(tmp_path: Path) -> None:
 
 def test_release_for_another_cpu_is_refused_with_the_missing_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "cpu_flags", lambda: ["avx2", "fma"])
-    release.check_cpu({"cpu_baseline": ["avx2"]})
+    release.check_fits({"cpu_baseline": ["avx2"]})
     with pytest.raises(BigironError, match="avx512f"):
-        release.check_cpu({"cpu_baseline": ["avx2", "avx512f"]})
+        release.check_fits({"cpu_baseline": ["avx2", "avx512f"]})
+
+
+@pytest.mark.parametrize(
+    ("built", "here", "fits"),
+    [
+        ("glibc 2.36", "glibc 2.36", True),
+        ("glibc 2.36", "glibc 2.41", True),
+        ("glibc 2.41", "glibc 2.36", False),
+        ("glibc 2.9", "glibc 2.36", True),  # versions are numbers, not text
+        ("glibc 3.0", "glibc 2.41", False),
+        ("glibc 2.36", "unknown", False),
+        ("unknown", "glibc 2.36", True),
+        ("", "unknown", True),
+    ],
+)
+def test_a_release_fits_the_glibc_it_was_linked_against_and_newer_ones(built: str, here: str, fits: bool) -> None:
+    problems = release.unfit({"libc": built}, [], here)
+    assert problems == [] if fits else built in problems[0] and here in problems[0]
+
+
+def test_a_packed_release_for_a_newer_glibc_is_refused_before_anything_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "libc_version", lambda: "glibc 2.36")
+    monkeypatch.setattr(release, "prove", lambda *_: pytest.fail("it was run"))
+    made = tmp_path / "made"
+    make_release(made)
+    release.write_manifest(made, MARK, {"libc": "glibc 2.41"}, {})
+    digest = release.pack(made, tmp_path / "r.tar.gz")
+    wanted = request(tmp_path, archive=str(tmp_path / "r.tar.gz"), archive_sha256=digest)
+    with pytest.raises(BigironError, match=r"glibc 2\.41.*glibc 2\.36") as caught:
+        build.ensure(wanted, lambda *_a: None)
+    assert "llama_cpp_archive" in str(caught.value.hint)
+    assert list((tmp_path / "opt/bigiron/releases").iterdir()) == []
+    assert not (tmp_path / "opt/bigiron/current").is_symlink()
 
 
 def test_damaged_release_is_noticed_and_replaced(tmp_path: Path) -> None:

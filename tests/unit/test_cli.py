@@ -109,6 +109,7 @@ def test_a_value_that_is_no_number_is_wrong_usage(name, option, value, capfd):
         (["hosts", "--group", "nosuch", "--json", "--inventory", "inventory/example"], "there is no group 'nosuch'"),
         (["drift", "--host", "x", "--inventory", "nosuch", "--json"], "there is no inventory"),
         (["drift", "--host", "x", "--inventory", "pyproject.toml", "--json"], ""),
+        (["lab.up", "--host", "lab9", "--json"], "there is no host or group 'lab9'"),
         (["lab.up", "--count", "0", "--json"], "0 lab hosts"),
         (["lab.up", "--count", "-1", "--json"], "-1 lab hosts"),
         (["lab.up", "--count", "100000", "--json"], "do not fit in"),

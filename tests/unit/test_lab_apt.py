@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bigiron.errors import UsageError
 from bigiron.lab import apt
 
 DEBIAN = """Types: deb
@@ -69,3 +72,59 @@ def test_a_proxy_from_the_environment_counts_unless_apt_has_its_own() -> None:
     assert apt.settings_of("", environment) == 'Acquire::http::Proxy "http://env.example:1";\n'
     own = 'Acquire::http::Proxy "http://apt.example:2";\n'
     assert apt.settings_of(own, environment) == own
+
+
+def test_sources_of_another_release_keep_addresses_and_keys() -> None:
+    text = DEBIAN.replace("# a note with an address\n", "")
+    assert apt.derived(text, "bookworm", "trixie") == (
+        "Types: deb\nURIs: http://mirror.example/debian\nSuites: trixie trixie-updates\nComponents: main\n"
+        "Signed-by: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+    )
+    security = "Types: deb\nURIs: http://mirror.example/debian-security\nSuites: bookworm-security\nComponents: main\n"
+    assert "\nSuites: trixie-security\n" in apt.derived(security, "bookworm", "trixie")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("debian-archive-keyring.gpg", "debian-archive-bookworm-stable.gpg"),
+        ("mirror.example/debian", "mirror.example/bookworm"),
+        ("bookworm-updates", "bookworm/updates"),
+    ],
+)
+def test_a_stanza_that_names_its_release_is_not_made_to_fit_another(old: str, new: str) -> None:
+    other = "Types: deb\nURIs: http://other.example/debian\nSuites: bookworm\nComponents: main\n"
+    found = apt.derived(f"{DEBIAN.replace(old, new)}\n{other}", "bookworm", "trixie")
+    assert found == other.replace("bookworm", "trixie")
+    assert apt.derived(DEBIAN.replace(old, new), "bookworm", "trixie") == ""
+
+
+def test_sources_that_the_controller_has_of_a_release_are_taken_before_derived_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(apt, "APT", tmp_path)
+    monkeypatch.setattr(apt, "debian_release", lambda: "bookworm")
+    (tmp_path / "sources.list").write_text("deb http://mirror.example/debian bookworm main\n")
+    assert "Suites: trixie\n" in apt.controller_sources("trixie")
+    assert "mirror.example" in apt.controller_sources("trixie")
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list.d/next.list").write_text("deb http://next.example/debian trixie main\n")
+    assert "mirror.example" not in apt.controller_sources("trixie")
+    monkeypatch.setattr(apt, "debian_release", lambda: None)
+    (tmp_path / "sources.list.d/next.list").unlink()
+    assert apt.controller_sources("trixie") == "", "another system's archive has no Debian"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "near"), [("trixi", "trixie"), ("Bookworm", "bookworm"), (13, "trixie"), ("12", "bookworm"), ("noble", "one of")]
+)
+def test_a_release_that_the_lab_cannot_make_is_wrong_usage_with_the_near_ones(wanted: object, near: str) -> None:
+    with pytest.raises(UsageError, match="lab_release") as caught:
+        apt.check_release(wanted, "lab09")
+    assert caught.value.where == "lab09"
+    assert near in str(caught.value.hint)
+
+
+def test_the_controllers_own_release_is_always_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apt, "debian_release", lambda: "forky")
+    assert [apt.check_release(name, "lab01") for name in ("forky", "trixie")] == ["forky", "trixie"]

@@ -61,7 +61,7 @@ def test_a_shell_on_a_host_that_is_not_up_says_how_to_bring_it_up(monkeypatch: p
     monkeypatch.setattr(state, "LAB", tmp_path)
     with pytest.raises(Unreachable, match="down") as caught:
         lab.ssh_argv("lab03")
-    assert "lab.up --host lab03" in str(caught.value.hint)
+    assert "--host lab03" in str(caught.value.hint)
 
 
 def test_down_of_a_lab_that_was_never_up_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -162,3 +162,58 @@ def test_a_cached_download_is_used_and_a_damaged_one_is_not(monkeypatch: pytest.
     assert package.file in str(caught.value.hint)
     assert calls[0][calls[0].index("--no-binary") + 1] == "x", "':all:' would compile pip's build tools too"
     assert list(paths.cache_dir("sources").glob("tmp-*")) == []
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> state.Process:
+    """A lab whose lab09 runs as Debian 13 (this very test stands for it)."""
+    me = state.process(os.getpid())
+    assert me is not None
+    hosts = {"lab09": state.Host("10.1.2.19", me)}
+    monkeypatch.setattr(state, "load", lambda: state.State("x", "10.1.2.0/24", "10.1.2.1", hosts, me, "http://10.1.2.1"))
+    monkeypatch.setattr(state, "INVENTORY_STATE", tmp_path / "90-state.yml")
+    monkeypatch.setattr(state, "HOSTS", tmp_path)
+    monkeypatch.setattr("bigiron.lab.apt.debian_release", lambda: "bookworm")
+    (tmp_path / "90-state.yml").touch()
+    (tmp_path / "lab09/root/usr/lib").mkdir(parents=True)
+    (tmp_path / "lab09/root/usr/lib/os-release").write_text('ID=debian\nVERSION_CODENAME=trixie\nVERSION_ID="13"\n')
+    return me
+
+
+def test_a_host_of_another_release_than_wanted_is_brought_up_anew(
+    monkeypatch: pytest.MonkeyPatch, running: state.Process
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(lab, "up", lambda _count, _say, names, releases: asked.append((names, releases)))
+    assert not lab.ensure_for(["lab09"], print, {"lab09": "trixie"})
+    assert asked == []
+    assert lab.ensure_for(["lab09"], print)
+    assert asked == [(["lab09"], {"lab09": "bookworm"})]
+
+
+def test_a_release_that_is_not_one_is_refused_although_the_host_runs(running: state.Process) -> None:
+    for act in (
+        lambda: lab.ensure_for(["lab09"], print, {"lab09": "trixi"}),
+        lambda: lab.up(1, print, ["lab09"], {"lab09": "trixi"}),
+    ):
+        with pytest.raises(UsageError, match="lab_release is 'trixi'") as caught:
+            act()
+        assert (caught.value.where, caught.value.hint) == ("lab09", "did you mean trixie?")
+
+
+def test_status_says_which_debian_a_host_is(monkeypatch: pytest.MonkeyPatch, running: state.Process) -> None:
+    monkeypatch.setattr(nspawn, "answers", lambda *_: True)
+    assert [(host.name, host.release) for host in lab.status().hosts] == [("lab09", "trixie")]
+
+
+def test_a_root_is_removed_without_the_hosts_keys(running: state.Process) -> None:
+    key = state.HOSTS / "lab09/ssh_host_ed25519_key"
+    key.write_text("key")
+    nspawn.remove_root("lab09")
+    assert list(key.parent.iterdir()) == [key]
+
+
+def test_a_debian_without_cgroup_v1_is_booted_with_v2(running: state.Process) -> None:
+    assert nspawn.environment("lab09")["SYSTEMD_NSPAWN_UNIFIED_HIERARCHY"] == "1"
+    (state.root_of("lab09") / "usr/lib/os-release").write_text("VERSION_CODENAME=bookworm\n")
+    assert "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY" not in nspawn.environment("lab09")

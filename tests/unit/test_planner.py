@@ -41,6 +41,17 @@ def test_a_release_for_avx512_is_never_planned_on_a_cpu_without_it():
     assert plan.release.fingerprint != built.release.fingerprint
 
 
+@pytest.mark.parametrize(("made_on", "here", "said"), [("glibc 2.41", "glibc 2.36", True), ("glibc 2.36", "glibc 2.41", False)])
+def test_a_release_of_another_debian_is_never_planned_and_one_that_cannot_run_is_named(made_on, here, said):
+    built = plan_hosts([fact("a", box=machine(libc=made_on))], [])["a"]
+    plan = plan_hosts([fact("b", box=machine(libc=here))], [packed(built)])["b"]
+    assert plan.release.build_from == "here"
+    assert plan.variables["llama_cpp_archive"] == ""
+    (why,) = [reason.why for reason in plan.planned.reasons if reason.topic == "release"]
+    assert (f"{built.release.fingerprint} is left out" in why) == said
+    assert ("newer than this machine's C library" in why) == said
+
+
 def test_a_packed_release_is_used_whatever_compiler_made_it():
     built = plan_hosts([fact("a", observed={})], [])["a"]
     plan = plan_hosts([fact("b", observed={"compilers": {"g++": {"candidate": "g++ 14.2.0"}}})], [packed(built)])["b"]

@@ -11,7 +11,7 @@ import pytest
 
 from bigiron import targets
 from bigiron.cli import load_tasks, main
-from bigiron.errors import Unreachable
+from bigiron.errors import Unreachable, UsageError
 from bigiron.fleet import play, provision
 from bigiron.lab import lab, state
 
@@ -76,11 +76,14 @@ def test_hosts_of_another_inventory_are_never_the_labs(half_a_lab: None) -> None
 
 
 def test_provision_boots_what_it_names(half_a_lab: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    booted: list[list[str]] = []
-    monkeypatch.setattr(lab, "up", lambda _count, _say, names, releases: booted.append(names))
-    found = targets.select("lab01,lab03", "", "inventory/lab", boot=print)
-    assert booted == [["lab01", "lab03"]]
-    assert [one.down for one in found] == [None, None]
+    booted: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        lab, "up", lambda _count, _say, names, releases: booted.append({name: releases[name] for name in names})
+    )
+    monkeypatch.setattr("bigiron.lab.apt.debian_release", lambda: "bookworm")
+    found = targets.select("lab01,lab03,lab09", "", "inventory/lab", boot=print)
+    assert booted == [{"lab01": "bookworm", "lab03": "bookworm", "lab09": "trixie"}]
+    assert [one.down for one in found] == [None, None, None]
 
 
 def test_provision_of_what_is_up_boots_nothing(half_a_lab: None) -> None:
@@ -107,3 +110,19 @@ def test_the_fast_path_does_not_pay_for_psutil() -> None:
     script = "import sys; from bigiron import targets; targets.lab.ensure_for([], print); targets.lab.down_errors(['lab01']); print('psutil' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_inventory_says_which_debian_a_lab_host_is() -> None:
+    names, releases = targets.of_lab("lab08,lab09")
+    assert (names, releases["lab09"], "lab08" in releases) == (["lab08", "lab09"], "trixie", False)
+    assert targets.of_lab("")[0] is None
+    with pytest.raises(UsageError, match="lab9"):
+        targets.of_lab("lab9")
+
+
+def test_a_release_that_no_lab_host_can_be_is_refused_before_anything_runs(half_a_lab: None, tmp_path: Path) -> None:
+    more = tmp_path / "more.yml"
+    more.write_text("lab: {hosts: {lab01: {lab_release: trixi}}}\n")
+    with pytest.raises(UsageError, match="lab_release is 'trixi'") as caught:
+        targets.select("lab01", "", f"inventory/lab,{more}", boot=print)
+    assert (caught.value.exit_code, caught.value.where, caught.value.hint) == (64, "lab01", "did you mean trixie?")

@@ -12,6 +12,7 @@ from pathlib import Path
 from bigiron.errors import UsageError
 from bigiron.lab import tools
 
+APT = Path("/etc/apt")
 FALLBACK_RELEASE = "bookworm"
 RELEASES = {"bookworm": "12", "trixie": "13"}
 """The Debian releases that a lab host may be, by codename; besides them only the controller's own."""
@@ -87,8 +88,7 @@ def derived(text: str, own: str, release: str) -> str:
 
 def controller_sources(release: str) -> str:
     """:func:`sources_of` for /etc/apt on this machine, :func:`derived` from those of its own release where it has none of ``release``."""
-    folder = Path("/etc/apt")
-    found = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
+    found = [APT / "sources.list", *sorted((APT / "sources.list.d").glob("*"))]
     readable = [path for path in found if path.suffix in {".list", ".sources"} and path.is_file()]
     files = [(path.name, path.read_text(encoding="utf-8", errors="replace")) for path in readable]
     own = debian_release()

@@ -129,7 +129,7 @@ def _install(request: Request, report: Callable[..., None]) -> None:
             facts = {}
         else:
             identity, facts = request.identity, collect(request, stage)
-        release.check_cpu(identity)
+        release.check_fits(identity)
         report("proving the installed program", 0, 1)
         proved = release.prove(stage, request.user, request.work)
         if not request.archive:

@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Collection, Mapping, Optional, Sequence
 
 from ..errors import BigironError
 from .progress import write_atomic
@@ -214,14 +214,33 @@ def cpu_flags() -> list[str]:
     return []
 
 
-def check_cpu(identity: dict[str, Any]) -> None:
-    """Refuse a release whose CPU baseline this machine lacks, before it is installed (llama.cpp#8734)."""
-    missing = sorted(set(identity.get("cpu_baseline") or []) - set(cpu_flags()))
+def unfit(identity: Mapping[str, Any], flags: Collection[str], libc: str) -> list[str]:
+    """Why a release of ``identity`` cannot run on a machine with these CPU ``flags`` and this ``libc``; empty when it can.
+
+    A CPU without an instruction of the baseline kills the program (llama.cpp#8734). A program linked against a newer glibc does not start
+    on an older one; the other way round is what glibc promises. A libc that does not say what it is runs no glibc program for sure.
+    """
+    found = []
+    missing = sorted(set(identity.get("cpu_baseline") or []) - set(flags))
     if missing:
-        raise BigironError(
-            f"the release needs CPU features that this machine lacks: {', '.join(missing)}",
-            hint="build on this host: set llama_cpp_archive to nothing",
+        found.append(f"the release needs CPU features that this machine lacks: {', '.join(missing)}")
+    needed = _glibc(str(identity.get("libc") or ""))
+    if needed and (_glibc(libc) or (0,)) < needed:
+        found.append(
+            f"the release was linked against {identity['libc']}, which is newer than this machine's C library ({libc})"
         )
+    return found
+
+
+def _glibc(text: str) -> tuple[int, ...]:
+    match = re.fullmatch(r"glibc (\d+)\.(\d+).*", text)
+    return (int(match[1]), int(match[2])) if match else ()
+
+
+def check_fits(identity: Mapping[str, Any]) -> None:
+    """Refuse a release that is :func:`unfit` for this machine, before it is installed."""
+    for problem in unfit(identity, cpu_flags(), libc_version()):
+        raise BigironError(problem, hint="build on this host: set llama_cpp_archive to nothing")
 
 
 def flip(layout: Layout, fingerprint: str) -> Optional[str]:

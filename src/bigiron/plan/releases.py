@@ -88,7 +88,7 @@ def _of_platform(members: Sequence[Candidate], cached: Sequence[CachedRelease]) 
         identity, why = replace(identity, compiler=str(proved["compiler"])), "runs here already"
     else:
         builder = next((one for one in members if one.compiler), members[0])
-        owner, why = builder.host, "the first of its platform builds, the others install its release"
+        owner, why = builder.host, f"the first of its platform builds, the others install its release{_left(identity, cached)}"
         identity = replace(identity, compiler=builder.compiler)
     mark = build_options.fingerprint(identity.to_json())
     choices = {}
@@ -104,3 +104,14 @@ def _of_platform(members: Sequence[Candidate], cached: Sequence[CachedRelease]) 
 
 def _same_but_compiler(identity: Identity, other: Mapping[str, Any]) -> bool:
     return {**identity.to_json(), "compiler": ""} == {**other, "compiler": ""}
+
+
+def _left(identity: Identity, cached: Sequence[CachedRelease]) -> str:
+    """Why a packed release of the same source and options, made on another system, is of no use here; empty when there is none."""
+    for one in cached:
+        if _same_but_compiler(identity, {**one.identity, "libc": identity.libc}):
+            from bigiron.onhost.release import unfit  # only a host that is going to compile pays for it
+
+            for problem in unfit(one.identity, identity.cpu_baseline, identity.libc):
+                return f"; {one.fingerprint} is left out: {problem}"
+    return ""
