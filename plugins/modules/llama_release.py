@@ -15,11 +15,12 @@ options:
   fingerprint: {type: str, default: "", description: "Name of the release; empty: by the identity, once a compiler is there."}
   identity: {type: dict, default: {}, description: "Everything that decides the bytes of the release."}
   user: {type: str, default: llama, description: "The service user that must be able to run it."}
-  source_url: {type: str, default: "", description: "Source archive (tar), http or https."}
+  source_url: {type: str, default: "", description: "Source archive (tar): http, https or file; or a git repository: git+https, at C(commit)."}
+  source_mirrors: {type: list, elements: str, default: [], description: "Further addresses of the same, tried in this order."}
   source_sha256: {type: str, default: "", description: "SHA-256 of the archive."}
   source_subdir: {type: str, default: "", description: "Folder in the archive that holds CMakeLists.txt."}
   build_number: {type: int, default: 0, description: "Build number to compile in."}
-  commit: {type: str, default: "", description: "Commit to compile in."}
+  commit: {type: str, default: "", description: "Commit to compile in; of a repository the full one, which is what is built."}
   options: {type: dict, default: {}, description: "CMake options, exactly."}
   targets: {type: list, elements: str, default: [], description: "Programs to build."}
   jobs: {type: int, default: 1, description: "Compilers at once."}
@@ -66,6 +67,7 @@ def main():
             "identity": {"type": "dict", "default": {}},
             "user": {"type": "str", "default": "llama"},
             "source_url": text,
+            "source_mirrors": {"type": "list", "elements": "str", "default": []},
             "source_sha256": text,
             "source_subdir": text,
             "build_number": {"type": "int", "default": 0},

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.lab
 
 CMAKE = """cmake_minimum_required(VERSION 3.14)
-project(stub CXX)
+project("llama.cpp" CXX)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_library(stub SHARED lib.cpp)

@@ -20,6 +20,7 @@ from ..errors import BigironError
 from . import release
 from .compile import Request, collect, compile_release, named
 from .progress import Progress
+from .source import no_room
 from .system import sha256_of
 
 __all__ = ["Request", "ensure", "main"]
@@ -27,7 +28,8 @@ __all__ = ["Request", "ensure", "main"]
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """See `ensure`; JSON in, JSON out."""
-    return ensure(Request(**{**request, "targets": tuple(request.get("targets") or ())}))
+    lists = {name: tuple(request.get(name) or ()) for name in ("targets", "source_mirrors")}
+    return ensure(Request(**{**request, **lists}))
 
 
 def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> dict[str, Any]:
@@ -73,6 +75,8 @@ def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> 
             report("packing the release", 0, 1)
             answer.update(packed=str(archive), packed_sha256=release.pack(folder, archive))
         return {**answer, "changed": changed, "manifest": release.read_manifest(folder)}
+    except OSError as error:
+        raise no_room(error, folder) from error
     finally:
         if isinstance(report, Progress):
             report.close()

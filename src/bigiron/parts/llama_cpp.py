@@ -8,8 +8,8 @@ from typing import Any
 from bigiron.machine.description import Machine
 from bigiron.parts import base
 from bigiron.parts.part import RELEASE, Facts, Planned, Reason, Resource, Space, Watched
-from bigiron.plan import build_options
-from bigiron.plan.build_options import Identity, Source
+from bigiron.plan import build_options, sources
+from bigiron.plan.build_options import Identity
 from bigiron.plan.releases import Candidate
 from bigiron.units import count, gib
 
@@ -17,12 +17,14 @@ STAGE = RELEASE
 PREFIX = "/opt/bigiron"
 BUILD_ROOT = "/var/cache/bigiron"
 CURRENT = f"{PREFIX}/current"
-PACKAGES = ("ccache", "cmake", "g++", "ninja-build")
+PACKAGES = ("ccache", "cmake", "g++", "git", "ninja-build")
+"""What a build may need; git only to bring the source of a repository."""
 _COMPILER = "g++"
 
 
 def packages(facts: Facts) -> tuple[str, ...]:
-    return PACKAGES if facts.release.built_here else ()
+    unneeded = () if sources.read(facts.wish).kind == sources.GIT else ("git",)
+    return tuple(name for name in PACKAGES if name not in unneeded) if facts.release.built_here else ()
 
 
 def directories(_wish: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -33,24 +35,14 @@ def watch(_wish: Mapping[str, Any]) -> Watched:
     return {"release": [PREFIX], "link": [CURRENT], "compiler": [_COMPILER], "disk": [PREFIX, BUILD_ROOT]}
 
 
-def source(wish: Mapping[str, Any]) -> Source:
-    """The pinned source archive."""
-    return Source(
-        url=wish["llama_cpp_source_url"],
-        sha256=wish["llama_cpp_source_sha256"],
-        subdir=wish["llama_cpp_source_subdir"],
-        build_number=wish["llama_cpp_build_number"],
-        commit=wish["llama_cpp_commit"],
-    )
-
-
 def candidate(host: str, wish: Mapping[str, Any], machine: Machine, observed: Mapping[str, Any]) -> Candidate:
     """What this host brings to the choice of a release for its platform."""
+    source = sources.read(wish)
     options, baseline = build_options.options(
-        machine.arch, machine.cpu.flags, source(wish), web_ui=wish["llama_cpp_web_ui"], extra=wish["llama_cpp_extra_options"]
+        machine.arch, machine.cpu.flags, source, web_ui=wish["llama_cpp_web_ui"], extra=wish["llama_cpp_extra_options"]
     )
     compiler = observed.get("compilers", {}).get(_COMPILER, {})
-    identity = Identity(wish["llama_cpp_source_sha256"], options, "", machine.libc, baseline)
+    identity = Identity(source.identity(), options, "", machine.libc, baseline)
     return Candidate(host, identity, _installed(observed), compiler.get("version") or compiler.get("candidate") or "")
 
 
@@ -70,11 +62,13 @@ def help_text(facts: Facts) -> str:
 def plan(facts: Facts, _so_far: Planned) -> Planned:
     release, machine = facts.release, facts.machine
     mark, archive, identity = release.fingerprint, release.archive, release.identity.to_json()
+    source = sources.read(facts.wish)
     jobs = build_options.jobs(machine.cpu.threads, machine.memory.available_bytes)
     variables = {
         "llama_cpp_prefix": PREFIX,
         "llama_cpp_build_root": BUILD_ROOT,
         "llama_cpp_user": base.USER,
+        **(source.found if release.built_here else {}),
         "llama_cpp_options": identity["options"],
         "llama_cpp_targets": list(build_options.TARGETS),
         "llama_cpp_identity": identity,
@@ -94,7 +88,7 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
 
 def _reasons(facts: Facts, jobs: int) -> list[Reason]:
     release, machine = facts.release, facts.machine
-    built = f"llama.cpp {source(facts.wish).commit}, {release.identity.compiler or 'compiler unknown'}, {machine.libc}: {release.why}"
+    built = f"llama.cpp {sources.read(facts.wish).commit}, {release.identity.compiler or 'compiler unknown'}, {machine.libc}: {release.why}"
     origin = f"{release.fingerprint or '(named once the compiler is installed)'} from {release.build_from}"
     baseline = ", ".join(release.identity.cpu_baseline) or "baseline"
     reasons = [
@@ -120,7 +114,7 @@ def _space(facts: Facts) -> list[Space]:
 
 
 def lock(facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
-    pinned = source(facts.wish)
+    pinned = sources.read(facts.wish)
     return {
         "release": {"fingerprint": variables["llama_cpp_fingerprint"], **variables["llama_cpp_identity"]},
         "source": {"url": pinned.url, "commit": pinned.commit},
