@@ -246,17 +246,19 @@ def teardown(
     return work.exit_code(outcomes)
 
 
-@command(name="up", help={"count": "how many hosts (lab01, lab02, ...)", "json": HELP["json"]})
-def lab_up(_c: Context, count: int = 1, json: bool = False) -> int:
+@command(name="up", help={"count": "how many hosts (lab01, lab02, ...)", "host": "these instead, by name or pattern", "json": HELP["json"]})
+def lab_up(_c: Context, count: int = 1, host: str = "", json: bool = False) -> int:
     """Bring up the lab on this machine: containers booted with systemd, reached over SSH, and a model mirror.
 
     Example: ./inv lab.up --count 2
     """
+    from bigiron import targets
     from bigiron.lab import lab
     from bigiron.report import labs
     from bigiron.report.console import say
 
-    return labs.show(lab.up(count, say), as_json=json)
+    names, releases = targets.of_lab(host)
+    return labs.show(lab.up(count, say, names, releases), as_json=json)
 
 
 @command(name="down", help={"json": HELP["json"]})

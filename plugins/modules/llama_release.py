@@ -22,6 +22,10 @@ options:
   build_number: {type: int, default: 0, description: "Build number to compile in."}
   commit: {type: str, default: "", description: "Commit to compile in; of a repository the full one, which is what is built."}
   options: {type: dict, default: {}, description: "CMake options, exactly."}
+  environment: {type: dict, default: {}, description: "Environment of the build."}
+  library_path: {type: list, elements: path, default: [], description: "Folders of libraries that the release does not hold itself."}
+  compilers: {type: list, elements: str, default: [], description: "CMake languages beside C and C++ that ccache serves."}
+  gpu: {type: dict, default: {}, description: "What the release must find on this host: device, count, library, nodes, vendors, environment."}
   targets: {type: list, elements: str, default: [], description: "Programs to build."}
   jobs: {type: int, default: 1, description: "Compilers at once."}
   ccache_dir: {type: str, default: "", description: "ccache's folder; empty compiles without ccache."}
@@ -73,6 +77,10 @@ def main():
             "build_number": {"type": "int", "default": 0},
             "commit": text,
             "options": {"type": "dict", "default": {}},
+            "environment": {"type": "dict", "default": {}},
+            "library_path": {"type": "list", "elements": "path", "default": []},
+            "compilers": {"type": "list", "elements": "str", "default": []},
+            "gpu": {"type": "dict", "default": {}},
             "targets": {"type": "list", "elements": "str", "default": []},
             "jobs": {"type": "int", "default": 1},
             "ccache_dir": text,

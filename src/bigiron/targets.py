@@ -5,7 +5,7 @@ Reading never builds: only a command that brings hosts to their plan boots those
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,20 @@ def select(host: str, group: str, inventory: str, *, boot: Callable[[str], None]
     if boot is None:
         down = lab.down_errors(names)
         return [replace(one, down=down.get(one.name)) for one in found]
-    if lab.ensure_for(names, boot):
+    if lab.ensure_for(names, boot, releases(found)):
         found = inventories.load(inventory).select(host or None, group or None)  # now it says how they are reached
     return found
+
+
+def of_lab(host: str) -> tuple[list[str] | None, dict[str, str]]:
+    """The lab hosts that ``host`` (a pattern) names, None for an empty one, and which Debian release inventory/lab wants for which.
+
+    Raises UsageError for a name that is not in it.
+    """
+    hosts = inventories.load(str(LAB))
+    return [one.name for one in hosts.select(host)] if host else None, releases(hosts.hosts.values())
+
+
+def releases(hosts: Iterable[Target]) -> dict[str, str]:
+    """What ``hosts`` say in ``lab_release``, by name; those that are silent are left out."""
+    return {one.name: one.vars["lab_release"] for one in hosts if "lab_release" in one.vars}

@@ -201,7 +201,7 @@ def test_the_wish_for_a_service_is_the_wish_for_the_placement():
     """The inventory's context is per slot; llama-server's -c is for all."""
     said = {"context": 8192, "parallel": 2, "cache_ram_mib": 512, "threads": 4, "cache_type_k": "q8_0", "cache_type_v": "q8_0"}
     one = fact("a", model_quant="AUTO", **{f"llama_server_{name}": value for name, value in said.items()})
-    assert llama_server.wanted(one.wish) == Wish(16384, 2, "auto", "q8_0", "q8_0", cache_ram_mib=512, threads=4, backend="cpu")
+    assert llama_server.wanted(one.wish) == Wish(16384, 2, "auto", "q8_0", "q8_0", cache_ram_mib=512, threads=4)
 
 
 def with_help(plan, text):

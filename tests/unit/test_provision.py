@@ -25,7 +25,7 @@ class Target:
 
 
 def surveyed(name, build_from, *differing, mark="f" * 16, proved=True):
-    release = Release(Identity("", {}, "g++ 12" if mark else "", "", ()), build_from, None, "")
+    release = Release(Identity({}, {}, "g++ 12" if mark else "", "", ()), build_from, None, "")
     facts = Facts(name, {}, None, {}, {}, {}, release=release)
     plan = HostPlan(name, facts, Planned({}, refusals=[]), arguments_proved=proved)
     look = survey.Look(Target(name), {}, "", None, {})

@@ -48,7 +48,7 @@ def test_reading_a_lab_host_that_is_down_says_so_and_boots_nothing(
     assert main(["inv", *words]) == 3
     out, err = capfd.readouterr()
     assert "this lab host is down" in out + err
-    assert "./inv lab.up --count 3" in out + err
+    assert "./inv lab.up --host lab03" in out + err
     if as_json:
         assert err == ""
         json.loads(out)

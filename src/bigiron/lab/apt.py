@@ -1,16 +1,20 @@
-"""The controller's apt settings that a container needs too: sources of the same release, proxy, and index handling."""
+"""The controller's apt settings that a container needs too: sources for its release, proxy, and index handling."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from bigiron.errors import UsageError
 from bigiron.lab import tools
 
 FALLBACK_RELEASE = "bookworm"
+RELEASES = {"bookworm": "12", "trixie": "13"}
+"""The Debian releases that a lab host may be, by codename; besides them only the controller's own."""
 
 _CARRIED = re.compile(
     r"Acquire::(Check-(Valid-Until|Date)|Languages|GzipIndexes|Retries|ForceIPv[46]|Max-ValidTime"
@@ -26,6 +30,25 @@ def debian_release() -> str | None:
     except OSError:
         return None
     return system.get("VERSION_CODENAME") if system.get("ID") == "debian" else None
+
+
+def own_release() -> str:
+    """What a lab host is when nothing else is wanted: the controller's own release, or the fallback where it is not Debian."""
+    return debian_release() or FALLBACK_RELEASE
+
+
+def check_release(release: object, where: str) -> str:
+    """``release`` when the lab can make such a host. Raises UsageError with the near names, saying ``where`` it is wanted."""
+    known = [*RELEASES, *({own_release()} - {*RELEASES})]
+    if isinstance(release, str) and release in known:
+        return release
+    numbers = {number: name for name, number in RELEASES.items()}
+    near = [numbers[str(release)]] if str(release) in numbers else difflib.get_close_matches(str(release), known, cutoff=0.5)
+    raise UsageError(
+        f"lab_release is {release!r}, which the lab does not know",
+        where=where,
+        hint=f"did you mean {near[0]}?" if near else f"it must be one of: {', '.join(known)}",
+    )
 
 
 def sources_of(release: str, files: Iterable[tuple[str, str]]) -> str:
@@ -46,12 +69,30 @@ def sources_of(release: str, files: Iterable[tuple[str, str]]) -> str:
     return "\n\n".join(stanzas) + "\n" if stanzas else ""
 
 
+def derived(text: str, own: str, release: str) -> str:
+    """The deb822 ``text`` of release ``own`` turned into one for ``release``: same addresses and keys, its suites renamed.
+
+    A stanza that cannot be renamed is left out: one whose address or key names the release, or a suite of the old form ``own/updates``.
+    """
+    stanzas = []
+    for stanza in filter(None, text.strip("\n").split("\n\n")):
+        fields = _fields(stanza)
+        suites = fields["suites"].split()
+        others = " ".join(value for key, value in fields.items() if key != "suites")
+        if own not in others and not any("/" in suite for suite in suites):
+            renamed = " ".join(re.sub(rf"^{re.escape(own)}(?=-|$)", release, suite) for suite in suites)
+            stanzas.append(_stanza({**fields, "suites": renamed}))
+    return "\n\n".join(stanzas) + "\n" if stanzas else ""
+
+
 def controller_sources(release: str) -> str:
-    """:func:`sources_of` for /etc/apt on this machine."""
+    """:func:`sources_of` for /etc/apt on this machine, :func:`derived` from those of its own release where it has none of ``release``."""
     folder = Path("/etc/apt")
-    files = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
-    readable = [path for path in files if path.suffix in {".list", ".sources"} and path.is_file()]
-    return sources_of(release, [(path.name, path.read_text(encoding="utf-8", errors="replace")) for path in readable])
+    found = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
+    readable = [path for path in found if path.suffix in {".list", ".sources"} and path.is_file()]
+    files = [(path.name, path.read_text(encoding="utf-8", errors="replace")) for path in readable]
+    own = debian_release()
+    return sources_of(release, files) or (derived(sources_of(own, files), own, release) if own else "")
 
 
 def settings_of(dump: str, environment: dict[str, str]) -> str:
@@ -94,7 +135,8 @@ def _one_line(line: str) -> dict[str, str]:
 
 
 def _stanza(fields: dict[str, str]) -> str:
-    return "\n".join(f"{key.capitalize() if key != 'uris' else 'URIs'}: {value}" for key, value in fields.items())
+    names = {key: "URIs" if key == "uris" else key.capitalize() for key in fields}
+    return "\n".join(f"{names[key]}: {value}".replace("\n", "\n ") for key, value in fields.items())
 
 
 def _wanted(release: str, fields: dict[str, str]) -> bool:

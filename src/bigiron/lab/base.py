@@ -1,4 +1,4 @@
-"""The base root: one fresh Debian as a cloud image would be (no compiler, no curl), built once and copied per host."""
+"""The base roots: one fresh Debian of each release as a cloud image would be (no compiler, no curl), built once and copied per host."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _SMALLER = tuple(f"path-exclude=/usr/share/{folder}/*" for folder in ("man", "do
 
 
 UNUSED_S = 14 * 86400
-"""A base root of another recipe that no lab has copied for so long goes when a new one is built."""
+"""A base root that no lab has copied for so long goes when a new one is built."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,14 @@ class Recipe:
         return paths.cache_dir("lab") / f"base-{self.digest}"
 
 
-def recipe() -> Recipe:
-    """The recipe for this controller: its own Debian release and sources, or the fallback from mmdebstrap's default mirror."""
-    release = apt.debian_release()
-    sources = apt.controller_sources(release) if release else ""
-    return Recipe(release or apt.FALLBACK_RELEASE, sources, apt.controller_settings())
+def recipe(release: str) -> Recipe:
+    """The recipe for Debian ``release`` here: the controller's own sources, made to fit, or none: then mmdebstrap's default mirror."""
+    return Recipe(release, apt.controller_sources(release), apt.controller_settings())
 
 
-def ensure(say: Callable[[str], None]) -> Path:
-    """The base root, built when it is not cached. Raises BigironError with mmdebstrap's last complaint."""
-    wanted = recipe()
+def ensure(release: str, say: Callable[[str], None]) -> Path:
+    """The base root of ``release``, built when it is not cached. Raises BigironError with mmdebstrap's last complaint."""
+    wanted = recipe(release)
     cache = paths.cache_dir("lab")
     with contextlib.suppress(FileNotFoundError):
         os.utime(wanted.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,9 +24,10 @@ HOST_BYTES = GIB
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One lab host: ``state`` is running, stopped or absent; ``boot_ok`` is None when it does not run."""
+    """One lab host: ``state`` is running, stopped or absent; ``boot_ok`` is None when it does not run, ``release`` when it has no root."""
 
     name: str
+    release: str | None
     address: str | None
     state: str
     pid: int | None
@@ -49,10 +50,11 @@ class LabStatus:
         return asdict(self)
 
 
-def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
+def up(count: int, say: Say, names: Sequence[str] | None = None, releases: Mapping[str, str] | None = None) -> LabStatus:
     """Bring up ``lab01`` to ``lab<count>`` (or ``names``), the network, the mirror and the inventory of it all; idempotent.
 
-    Raises Refused where a lab cannot be, UsageError for a name it cannot make or more hosts than fit, BigironError when a part fails.
+    ``releases`` says by name which Debian a host is to be (a codename; the controller's own when it is silent); one that is another is made anew.
+    Raises Refused where a lab cannot be, UsageError for a name or release it cannot make or more hosts than fit, BigironError when a part fails.
     """
     from bigiron.lab import base, keys, mirror, network, nspawn, tools
 
@@ -60,6 +62,7 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
     wanted = sorted(set(names)) if names is not None else [state.host_name(number) for number in range(1, count + 1)]
     for name in wanted:
         state.host_number(name)
+    debian = _debian(wanted, releases or {})
     tools.ensure(say)
     with _locked(say):
         before = state.load()
@@ -76,14 +79,18 @@ def up(count: int, say: Say, names: list[str] | None = None) -> LabStatus:
         todo = []
         for name in wanted:
             leader = current.hosts[name].leader
-            if leader is None or not nspawn.answers(addresses[name], 3):
-                nspawn.stop(name, leader)
+            if _another(name, debian[name]) or leader is None or not nspawn.answers(addresses[name], 3):
                 todo.append(name)
         if todo:
-            base_root = base.ensure(say)
+            bases = {release: base.ensure(release, say) for release in sorted({debian[name] for name in todo})}
+            for name in todo:
+                nspawn.stop(name, current.hosts[name].leader)
+                if old := _another(name, debian[name]):
+                    say(f"{name} is made anew: it is Debian {old}, and {debian[name]} is wanted")
+                    nspawn.remove_root(name)
             say(f"booting {', '.join(todo)}")
             for name in todo:
-                nspawn.ensure_root(name, base_root)
+                nspawn.ensure_root(name, bases[debian[name]])
                 nspawn.configure(name, addresses[name], gateway)
                 current = current.with_host(name, Host(addresses[name], nspawn.start(name)))
                 state.save(current)
@@ -157,19 +164,34 @@ def down_errors(hosts: Sequence[str]) -> dict[str, Unreachable]:
     """Those of ``hosts`` that are the lab's and do not run, each with the error that says so; costs well under 20 ms."""
     current = state.load() if state.INVENTORY_STATE.exists() else None
     down = [name for name in hosts if state.is_host(name) and not _leader(current, name)]
-    count = max(map(state.host_number, down), default=0)
-    return {name: Unreachable("this lab host is down", where=name, hint=f"./inv lab.up --count {count}") for name in down}
+    hint = f"./inv lab.up --host {','.join(down)}"
+    return {name: Unreachable("this lab host is down", where=name, hint=hint) for name in down}
 
 
-def ensure_for(hosts: Sequence[str], say: Say) -> bool:
-    """Bring up those of ``hosts`` that are the lab's, and its mirror; False, cheaply, when they are. Raises as :func:`up` does."""
+def ensure_for(hosts: Sequence[str], say: Say, releases: Mapping[str, str] | None = None) -> bool:
+    """Bring up those of ``hosts`` that are the lab's, and its mirror; False, cheaply, when they are. Arguments and errors are those of :func:`up`."""
     names = [name for name in hosts if state.is_host(name)]
+    debian = _debian(names, releases or {})
     current = state.load()
     served = current is not None and current.mirror is not None and current.mirror.alive()
-    if not names or (served and not down_errors(names)):
+    if not names or (served and not down_errors(names) and not any(_another(name, debian[name]) for name in names)):
         return False
-    up(0, say, names=names)
+    up(0, say, names=names, releases=debian)
     return True
+
+
+def _debian(names: Sequence[str], releases: Mapping[str, str]) -> dict[str, str]:
+    """The release that each of ``names`` is to be. Raises UsageError for one the lab cannot make."""
+    from bigiron.lab import apt
+
+    own = apt.own_release()
+    return {name: apt.check_release(releases[name], name) if name in releases else own for name in names}
+
+
+def _another(name: str, wanted: str) -> str | None:
+    """The release of the host's root when that is not ``wanted``."""
+    found = state.release_of(name)
+    return found if found != wanted else None
 
 
 def _at_once(work: Callable[[str], Result], names: list[str]) -> list[Result]:
@@ -227,11 +249,12 @@ def _wait(current: State, name: str) -> str:
 def _host_status(name: str, host: Host | None) -> HostStatus:
     from bigiron.lab import nspawn
 
+    release = state.release_of(name)
     alive = host is not None and host.leader is not None and host.leader.alive()
     if host is not None and host.leader is not None and alive:
-        return HostStatus(name, host.address, "running", host.leader.pid, nspawn.answers(host.address))
-    there = nspawn.root_of(name).is_dir()
-    return HostStatus(name, host.address if host else None, "stopped" if there else "absent", None, None)
+        return HostStatus(name, release, host.address, "running", host.leader.pid, nspawn.answers(host.address))
+    there = state.root_of(name).is_dir()
+    return HostStatus(name, release, host.address if host else None, "stopped" if there else "absent", None, None)
 
 
 _SSH_ARGS = f"-o 'UserKnownHostsFile=\"{state.KNOWN_HOSTS}\"' -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"

@@ -19,6 +19,8 @@ from bigiron.lab import base, cgroups, keys, network, state, tools
 CCACHE_IN_HOST = "/var/cache/bigiron-ccache"
 STOP_TIMEOUT_S = 15.0
 BOOT_TIMEOUT_S = 120.0
+LEGACY_CGROUPS = ("buster", "bullseye", "bookworm")
+"""The releases that boot with whichever cgroup version the controller has."""
 
 
 _NETWORK = """[Match]
@@ -33,14 +35,15 @@ IPv6AcceptRA=no
 """
 
 
-def root_of(host: str) -> Path:
-    """The folder a host boots from."""
-    return state.HOSTS / host / "root"
-
-
 def console_of(host: str) -> Path:
     """What the container's console said."""
     return state.HOSTS / host / "console.log"
+
+
+def environment(host: str) -> dict[str, str]:
+    """What systemd-nspawn is started with: since Debian 13 systemd has no cgroup v1, whatever the controller has."""
+    unified = {} if state.release_of(host) in LEGACY_CGROUPS else {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
+    return {**tools.environment(), **unified}
 
 
 def argv(host: str) -> list[str]:
@@ -52,7 +55,7 @@ def argv(host: str) -> list[str]:
         *command,
         f"--machine={state.machine_name(host)}",
         f"--hostname={host}",
-        f"--directory={root_of(host)}",
+        f"--directory={state.root_of(host)}",
         f"--network-bridge={state.BRIDGE}",
         "--link-journal=no",
         "--resolv-conf=off",
@@ -87,7 +90,7 @@ def files(host: str, address: str, gateway: str) -> dict[str, tuple[str, int]]:
 
 def ensure_root(host: str, base_root: Path) -> None:
     """The host's root, copied from the base when there is none. Copied beside and renamed: a root that is there is whole."""
-    root = root_of(host)
+    root = state.root_of(host)
     if root.is_dir():
         return
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +106,7 @@ def ensure_root(host: str, base_root: Path) -> None:
 
 def configure(host: str, address: str, gateway: str) -> None:
     """Write the host's own files into its root; only while it does not run."""
-    root = root_of(host)
+    root = state.root_of(host)
     for name, (text, mode) in files(host, address, gateway).items():
         base.write(root / name, text, mode)
     for home in ("root", f"home/{base.ADMIN}"):
@@ -117,7 +120,7 @@ def find(host: str) -> state.Process | None:
     """The running systemd-nspawn of this host, also one that a killed run started and did not record."""
     import psutil
 
-    for one in state.find_processes(f"--machine={state.machine_name(host)}", f"--directory={root_of(host)}"):
+    for one in state.find_processes(f"--machine={state.machine_name(host)}", f"--directory={state.root_of(host)}"):
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(one.pid).name().startswith("systemd-nspawn"):
                 return one
@@ -137,7 +140,7 @@ def start(host: str) -> state.Process:
             stdout=console,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=tools.environment(),
+            env=environment(host),
             cwd="/",
         )
     leader = state.process(child.pid)
@@ -225,7 +228,14 @@ def stop(host: str, leader: state.Process | None) -> None:
 
 def remove(host: str) -> None:
     """Remove the host's root, keys and console. The host is stopped."""
-    root = root_of(host)
-    if root.is_dir():  # out of the way first: a half removed root must not be taken for one to boot
-        root.rename(Path(tempfile.mkdtemp(prefix="tmp-", dir=root.parent)) / "root")
+    remove_root(host)
     tools.remove_tree(state.HOSTS / host)
+
+
+def remove_root(host: str) -> None:
+    """Remove the host's root, keep its keys. The host is stopped."""
+    root = state.root_of(host)
+    if root.is_dir():  # out of the way first: a half removed root must not be taken for one to boot
+        away = Path(tempfile.mkdtemp(prefix="tmp-", dir=root.parent))
+        root.rename(away / "root")
+        tools.remove_tree(away)

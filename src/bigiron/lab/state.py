@@ -57,6 +57,20 @@ def host_name(number: int) -> str:
     return f"lab{number:02d}"
 
 
+def root_of(host: str) -> Path:
+    """The folder a host boots from."""
+    return HOSTS / host / "root"
+
+
+def release_of(host: str) -> str | None:
+    """The codename of the Debian in the host's root; None when it has none or does not say."""
+    with contextlib.suppress(OSError):
+        text = (root_of(host) / "usr/lib/os-release").read_text(encoding="utf-8")
+        found = re.search(r"^VERSION_CODENAME=\"?([a-z]+)", text, re.MULTILINE)
+        return found[1] if found else None
+    return None
+
+
 @dataclass(frozen=True)
 class Process:
     """A process, identified so that a recycled pid is never mistaken for it: pid and start time (clock ticks since boot)."""

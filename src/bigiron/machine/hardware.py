@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from bigiron.errors import UsageError
-from bigiron.machine import tables
+from bigiron.machine import backends, tables
+from bigiron.machine.backends import Backend
 from bigiron.machine.description import Gpu as PciGpu
 from bigiron.machine.description import Machine
 from bigiron.units import GB, GIB, MIB
@@ -20,33 +21,6 @@ DEFAULT_CLOCK_GHZ = 3.0
 """All-core clock assumed for a CPU the table does not know; only the speed estimate uses it."""
 NVME_RANDOM_SHARE = 0.75
 """Part of a drive's sequential read speed that page faults of mmap reach (readahead 128 KiB, several threads)."""
-BACKENDS = {"nvidia": "CUDA", "amd": "ROCm", "intel": "Vulkan"}
-"""llama.cpp's backend for a GPU vendor."""
-_PCI_VENDORS = {"10de": "nvidia", "1002": "amd", "8086": "intel"}
-
-
-@dataclass(frozen=True)
-class Backend:
-    """How a backend of llama.cpp (build 11434) uses memory.
-
-    ``largest_tensor``: bytes; larger ones are left to the CPU, and an override that puts them on the device aborts. ``largest_block``: bytes;
-    a compute buffer is cut into blocks of at most this size, and a larger tensor gets a block of its own, which leaves holes.
-    ``offloads``: in batches of 32 tokens and more it works on copies of what main memory holds (offload_op). ``mla_slots``: it can work
-    on several slots of a model with latent attention (MLA); where not, a product of every layer's attention falls to the CPU.
-    """
-
-    largest_tensor: int | None = None
-    largest_block: int | None = None
-    offloads: bool = True
-    mla_slots: bool = True
-
-
-BEHAVIOUR = {
-    # maxStorageBufferRange is a 32-bit number (VkPhysicalDeviceLimits); suballocation_block_size and a->ne[3] != b->ne[3] in ggml-vulkan.cpp
-    "Vulkan": Backend(largest_tensor=2**32 - 1, largest_block=GIB, mla_slots=False),
-    "RPC": Backend(offloads=False),
-}
-"""By the name of the backend; what is not here is like CUDA."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +42,7 @@ class Accelerator:
     @property
     def backend(self) -> Backend:
         """How llama.cpp's backend of this GPU uses memory."""
-        return BEHAVIOUR.get(self.device.rstrip("0123456789"), Backend())
+        return backends.of_device(self.device)
 
     @property
     def bound(self) -> int:
@@ -123,12 +97,18 @@ def isa_of(flags: Collection[str], arch: str) -> str:
 
 
 def from_machine(
-    machine: Machine, *, bandwidth: float | None = None, nvme_read: float | None = None, gpu_memory: tuple[int, ...] = ()
+    machine: Machine,
+    *,
+    bandwidth: float | None = None,
+    nvme_read: float | None = None,
+    gpu_memory: tuple[int, ...] = (),
+    backend: backends.Choice | None = None,
 ) -> Hardware:
     """The observed ``machine``.
 
     ``bandwidth`` and ``nvme_read`` (bytes/s) are measurements on the host, where there are any; ``gpu_memory``
-    (bytes, in PCI order) is what a person says of GPUs that neither driver nor table knows.
+    (bytes, in PCI order) is what a person says of GPUs that neither driver nor table knows; ``backend`` is what computes (None: each
+    GPU with its vendor's own).
 
     Raises UsageError for a GPU whose memory nobody knows.
     """
@@ -162,8 +142,8 @@ def from_machine(
         bandwidth=bandwidth,
         bandwidth_measured=measured,
         bandwidth_source=source,
-        gpus=_accelerators(machine.gpus, gpu_memory),
-        unified=unified is not None,
+        gpus=_accelerators(machine.gpus, gpu_memory, backend),
+        unified=unified is not None and (backend is None or backend.main != backends.CPU),
         unified_flops=float(unified.flops_fp16) if unified else 0.0,
         nvme_read=nvme_read,
         nvme_source="measured on this host" if nvme_read else "not measured",
@@ -183,15 +163,14 @@ def _bandwidth_of_dimms(machine: Machine, known: tables.CpuModel | None) -> tupl
     return channels * speed * 1e6 * 8, f"{channels} channels x {speed} MT/s x 8 bytes (from the firmware's DIMM table)"
 
 
-def _accelerators(gpus: tuple[PciGpu, ...], given: tuple[int, ...]) -> tuple[Accelerator, ...]:
+def _accelerators(gpus: tuple[PciGpu, ...], given: tuple[int, ...], choice: backends.Choice | None) -> tuple[Accelerator, ...]:
     found: list[Accelerator] = []
     counts: dict[str, int] = {}
-    usable = [gpu for gpu in gpus if gpu.vendor_id in _PCI_VENDORS]
-    for index, gpu in enumerate(usable):
+    for index, gpu in enumerate(choice.gpus if choice else filter(backends.usable, gpus)):
+        kind = choice.main if choice else backends.of_vendor(gpu.vendor_id)
+        if kind is None:
+            continue
         model = tables.gpu_by_pci(gpu.vendor_id, gpu.device_id) or (tables.gpu_by_name(gpu.name) if gpu.name else None)
-        vendor = _PCI_VENDORS[gpu.vendor_id]
-        if model is None and gpu.memory_bytes is None and vendor == "intel" and gpu.pci.endswith("00:02.0"):
-            continue  # the graphics inside an Intel CPU: no memory of its own
         memory = gpu.memory_bytes or (given[index] if index < len(given) else None) or (model.memory_bytes if model else None)
         if memory is None:
             raise UsageError(
@@ -199,15 +178,16 @@ def _accelerators(gpus: tuple[PciGpu, ...], given: tuple[int, ...]) -> tuple[Acc
                 where=gpu.pci,
                 hint="install its driver, or give its VRAM",
             )
-        backend = BACKENDS[vendor]
-        number = counts.get(backend, 0)
-        counts[backend] = number + 1
+        number = counts.get(kind.device, 0)
+        counts[kind.device] = number + 1
         if model:
             speeds = (float(model.bandwidth), float(model.pcie), float(model.flops_fp16), model.source)
         else:
             speeds = (300.0 * GB, float(tables.PCIE_GEN3_X16), 20e12, "not in the table: lowest speeds of its kind assumed")
         name = model.name if model else gpu.name or gpu.device_id
-        found.append(Accelerator(f"{backend}{number}", name, memory, *speeds))
+        # lavapipe's maxStorageBufferRange (Mesa, lvp_device.c)
+        bound = 128 * MIB if gpu.driver == backends.SOFTWARE else None
+        found.append(Accelerator(f"{kind.device}{number}", name, memory, *speeds, largest_tensor=bound))
     return tuple(found)
 
 

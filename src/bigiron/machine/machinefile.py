@@ -14,9 +14,10 @@ import yaml
 
 from bigiron.errors import UsageError
 from bigiron.machine import tables
-from bigiron.machine.hardware import BACKENDS, Accelerator, Hardware
+from bigiron.machine.hardware import Accelerator, Hardware
 from bigiron.units import GB, GIB
 
+_DEVICES = {"nvidia": "CUDA", "amd": "ROCm", "intel": "Vulkan"}
 SCHEMA = Path(__file__).parent / "schemas" / "machine.schema.json"
 
 
@@ -199,7 +200,7 @@ def _gpus(entries: list[dict[str, Any]], lines: dict[tuple[str | int, ...], int]
             counts[vendor] = number + 1
             found.append(
                 Accelerator(
-                    device=f"{BACKENDS[vendor]}{number}",
+                    device=f"{_DEVICES[vendor]}{number}",
                     model=model.name if model else entry["model"],
                     memory_bytes=int(entry["vram_gib"] * GIB) if "vram_gib" in entry else model.memory_bytes if model else 0,
                     bandwidth=float(entry["bandwidth_gb_s"]) * GB

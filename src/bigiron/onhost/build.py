@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ..errors import BigironError
-from . import release
+from . import gpuproof, release
 from .compile import Request, collect, compile_release, named
 from .progress import Progress
 from .source import no_room
@@ -28,7 +28,7 @@ __all__ = ["Request", "ensure", "main"]
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """See `ensure`; JSON in, JSON out."""
-    lists = {name: tuple(request.get(name) or ()) for name in ("targets", "source_mirrors")}
+    lists = {name: tuple(request.get(name) or ()) for name in ("targets", "source_mirrors", "library_path", "compilers")}
     return ensure(Request(**{**request, **lists}))
 
 
@@ -66,6 +66,8 @@ def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> 
                 if release.problems(folder, request.fingerprint):  # another run may have made it while this one waited
                     _install(request, report)
                     changed = True
+        if request.gpu and (changed or before != request.fingerprint):
+            gpuproof.prove(folder, request.user, request.gpu)
         if release.flip(layout, request.fingerprint) is not None or before is None:
             changed = True
         answer["pruned"] = release.prune(layout)

@@ -23,8 +23,6 @@ from .source import Source, unpacked
 
 MINIMUM_FREE_BYTES = 2 * 1024**3
 RPATH = "$ORIGIN;$ORIGIN/../lib"
-# llama.cpp sets no RPATH itself; its release CI passes the same two (.github/workflows/release.yml)
-INSTALL_RPATH = (f"-DCMAKE_INSTALL_RPATH={RPATH}", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON")
 BACKENDS = ("CUDA", "HIP", "METAL", "VULKAN", "SYCL", "RPC", "OPENCL", "MUSA")
 FULL = "No space left on device"
 ON = frozenset({"ON", "1", "TRUE", "YES", "Y"})
@@ -46,6 +44,10 @@ class Request:
     build_number: int = 0
     commit: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    library_path: tuple[str, ...] = ()
+    compilers: tuple[str, ...] = ()
+    gpu: dict[str, Any] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     jobs: int = 1
     ccache_dir: str = ""
@@ -73,7 +75,13 @@ def compile_release(request: Request, report: Callable[..., None]) -> None:
     """Source to build tree in ``request.work``; every step is skipped that an earlier run with the same inputs finished."""
     work = request.work
     _check_inputs(request)
-    inputs = {**request.source.identity, "subdir": request.source_subdir, "options": cmake_options(request)}
+    inputs = {
+        **request.source.identity,
+        "subdir": request.source_subdir,
+        "options": cmake_options(request),
+        "environment": request.environment,
+        "library_path": list(request.library_path),
+    }
     marker = work / "inputs.json"
     if not marker.is_file() or json.loads(marker.read_text(encoding="utf-8")) != inputs:
         shutil.rmtree(work, ignore_errors=True)
@@ -155,7 +163,7 @@ def cmake_options(request: Request) -> dict[str, str]:
 
 
 def _environment(request: Request) -> dict[str, str]:
-    extra = {"HOME": str(request.work), "TMPDIR": str(request.work)}
+    extra = {**request.environment, "HOME": str(request.work), "TMPDIR": str(request.work)}
     if request.ccache_dir:
         # equal sources and an equal compiler must hit whatever host or folder they were first compiled in
         extra.update(
@@ -176,10 +184,12 @@ def configure_argv(request: Request, source: Path, out: Path) -> list[str]:
     options = cmake_options(request)
     launchers = []
     if request.ccache_dir:
-        languages = ["C", "CXX", *(name for name in ("CUDA", "HIP") if options.get(f"GGML_{name}", "").upper() in ON)]
-        launchers = [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in languages]
+        launchers = [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX", *request.compilers)]
     wanted = [f"-D{name}={value}" for name, value in sorted(options.items())]
-    return ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(out), *wanted, *INSTALL_RPATH, *launchers]
+    # llama.cpp sets no RPATH itself; its release CI passes the same two (.github/workflows/release.yml)
+    folders = ";".join((RPATH, *request.library_path))
+    rpath = [f"-DCMAKE_INSTALL_RPATH={folders}", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON"]
+    return ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(out), *wanted, *rpath, *launchers]
 
 
 def _configure(request: Request, source: Path, report: Callable[..., None]) -> None:

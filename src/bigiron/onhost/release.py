@@ -6,6 +6,7 @@ Standard library only: this file also runs on hosts.
 from __future__ import annotations
 
 import contextlib
+import grp
 import gzip
 import json
 import os
@@ -17,7 +18,8 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Optional
+from types import MappingProxyType
+from typing import Any, Mapping, Optional, Sequence
 
 from ..errors import BigironError
 from .progress import write_atomic
@@ -26,6 +28,8 @@ from .system import sha256_of
 
 MANIFEST = "manifest.json"
 STAGING = ".staging-"
+DRIVER_LIBRARIES = ("libcuda.so.1 ", "libnvidia-ml.so.1 ")
+"""They come with the kernel driver, which a host that only builds does not have; a backend that lacks them is not loaded."""
 CLEAN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -158,7 +162,8 @@ def _prove_libraries(path: Path, account: pwd.struct_passwd, forbidden: Optional
     answer = subprocess.run(
         ["ldd", str(path)], capture_output=True, text=True, check=False, env=clean_environment(), cwd="/", **_as(account)
     )
-    missing = [line.strip() for line in (answer.stdout + answer.stderr).splitlines() if "not found" in line]
+    lines = [line.strip() for line in (answer.stdout + answer.stderr).splitlines() if "not found" in line]
+    missing = [line for line in lines if not line.startswith(DRIVER_LIBRARIES)]
     if missing:
         raise BigironError(
             f"a library is missing: {'; '.join(missing[:3])}",
@@ -169,18 +174,25 @@ def _prove_libraries(path: Path, account: pwd.struct_passwd, forbidden: Optional
         raise BigironError("it would load libraries from the build folder, which is going to be removed", where=str(path))
 
 
-def _as(account: pwd.struct_passwd) -> dict[str, Any]:
+def _as(account: pwd.struct_passwd, groups: Sequence[str] = ()) -> dict[str, Any]:
     if os.geteuid() != 0:
         return {}  # an unprivileged run proves as itself
-    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+    more = [each.gr_gid for each in grp.getgrall() if each.gr_name in groups]
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": more}
 
 
-def run_as(account: pwd.struct_passwd, argv: list[str], timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run_as(
+    account: pwd.struct_passwd,
+    argv: list[str],
+    timeout_s: float = 60.0,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    groups: Sequence[str] = (),
+) -> subprocess.CompletedProcess[str]:
     """Run a program of a release as the service would; a death by signal or a non-zero exit is an error that says which."""
     try:
         answer = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s,
-            env=clean_environment(), cwd="/", stdin=subprocess.DEVNULL, **_as(account),
+            env=clean_environment(**environment), cwd="/", stdin=subprocess.DEVNULL, **_as(account, groups),
         )  # fmt: skip
     except OSError as error:
         raise BigironError(f"cannot be run by {account.pw_name}: {error.strerror}", where=argv[0]) from error

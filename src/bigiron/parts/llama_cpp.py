@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bigiron.errors import Refused
+from bigiron.machine import backends
+from bigiron.machine.backends import Choice
 from bigiron.machine.description import Machine
 from bigiron.parts import base
 from bigiron.parts.part import RELEASE, Facts, Planned, Reason, Resource, Space, Watched
 from bigiron.plan import build_options, sources
-from bigiron.plan.build_options import Identity
+from bigiron.plan.build_options import Access, Identity
 from bigiron.plan.releases import Candidate
-from bigiron.units import count, gib
+from bigiron.units import MIB, count, gib
 
 STAGE = RELEASE
 PREFIX = "/opt/bigiron"
@@ -35,15 +38,54 @@ def watch(_wish: Mapping[str, Any]) -> Watched:
     return {"release": [PREFIX], "link": [CURRENT], "compiler": [_COMPILER], "disk": [PREFIX, BUILD_ROOT]}
 
 
-def candidate(host: str, wish: Mapping[str, Any], machine: Machine, observed: Mapping[str, Any]) -> Candidate:
+def backend(wish: Mapping[str, Any], machine: Machine) -> Choice:
+    """What computes on this host: as the person says, else by its GPUs."""
+    software = wish["llama_cpp_software_gpu_mib"] * MIB
+    return backends.choose(machine, wish["llama_cpp_backend"], wish["llama_cpp_more_backends"], software)
+
+
+def access(facts: Facts) -> Access:
+    """What processes of the release need to reach the GPUs of this host; nothing where the model runs on the CPU alone."""
+    main = facts.toolchain(facts.backend.main.name)
+    return main.access if main and facts.backend.gpus else Access()
+
+
+def gpu(facts: Facts) -> dict[str, Any]:
+    """What the installed release must find (the role's ``llama_cpp_gpu``)."""
+    main, needs = facts.backend.main, access(facts)
+    if not facts.backend.gpus:
+        return {}
+    return {
+        "device": main.device,
+        "library": main.library,
+        "count": sum(1 for each in facts.served.hardware.gpus if each.device.startswith(main.device)),
+        "nodes": [f"/dev/{each}" for each in needs.devices],
+        "modules": list(needs.modules),
+        "groups": list(needs.groups),
+        "environment": dict(needs.environment),
+    }
+
+
+def candidate(facts: Facts) -> Candidate:
     """What this host brings to the choice of a release for its platform."""
+    wish, machine = facts.wish, facts.machine
     source = sources.read(wish)
     options, baseline = build_options.options(
-        machine.arch, machine.cpu.flags, source, web_ui=wish["llama_cpp_web_ui"], extra=wish["llama_cpp_extra_options"]
+        machine.arch,
+        machine.cpu.flags,
+        source,
+        web_ui=wish["llama_cpp_web_ui"],
+        extra=wish["llama_cpp_extra_options"],
+        toolchains=facts.toolchains,
+        all_cpus=wish["llama_cpp_all_cpus"],
+        cache_types=(wish["llama_server_cache_type_k"], wish["llama_server_cache_type_v"]),
     )
-    compiler = observed.get("compilers", {}).get(_COMPILER, {})
-    identity = Identity(source.identity(), options, "", machine.libc, baseline)
-    return Candidate(host, identity, _installed(observed), compiler.get("version") or compiler.get("candidate") or "")
+    compiler = facts.observed.get("compilers", {}).get(_COMPILER, {})
+    versions = {each.backend: each.version for each in facts.toolchains}
+    identity = Identity(source.identity(), options, "", machine.libc, baseline, versions)
+    return Candidate(
+        facts.host, identity, _installed(facts.observed), compiler.get("version") or compiler.get("candidate") or ""
+    )
 
 
 def _installed(observed: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
@@ -70,6 +112,10 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         "llama_cpp_user": base.USER,
         **(source.found if release.built_here else {}),
         "llama_cpp_options": identity["options"],
+        "llama_cpp_build_environment": {name: value for each in facts.toolchains for name, value in each.environment.items()},
+        "llama_cpp_library_path": [folder for each in facts.toolchains for folder in each.library_path],
+        "llama_cpp_compilers": [language for each in facts.toolchains for language in each.compilers],
+        "llama_cpp_gpu": gpu(facts),
         "llama_cpp_targets": list(build_options.TARGETS),
         "llama_cpp_identity": identity,
         "llama_cpp_fingerprint": mark,
@@ -83,15 +129,31 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         Resource("release", mark, "llama_cpp", {"fingerprint": mark}),
         Resource("link", CURRENT, "llama_cpp", {"target": f"releases/{mark}"}),
     )
-    return Planned(variables, resources, _reasons(facts, jobs), space=_space(facts))
+    refusals, findings = _no_gpu(facts)
+    return Planned(variables, resources, _reasons(facts, jobs), refusals, findings, space=_space(facts))
+
+
+def _no_gpu(facts: Facts) -> tuple[list[Refused], list[str]]:
+    """A GPU backend that finds no GPU: refused, unless the person says that the CPU will do."""
+    main = facts.backend.main
+    if main == backends.CPU or facts.backend.gpus:
+        return [], []
+    what = f"llama_cpp_backend is {main.name}, and this host has no GPU for it"
+    if not facts.wish["llama_cpp_require_gpu"]:
+        return [], [f"{what}: the model runs on the CPU (llama_cpp_require_gpu is false)"]
+    return [Refused(what, hint="set llama_cpp_backend: auto, or llama_cpp_require_gpu: false to run on the CPU")], []
 
 
 def _reasons(facts: Facts, jobs: int) -> list[Reason]:
     release, machine = facts.release, facts.machine
     built = f"llama.cpp {sources.read(facts.wish).commit}, {release.identity.compiler or 'compiler unknown'}, {machine.libc}: {release.why}"
     origin = f"{release.fingerprint or '(named once the compiler is installed)'} from {release.build_from}"
-    baseline = ", ".join(release.identity.cpu_baseline) or "baseline"
+    baseline = ", ".join(release.identity.cpu_baseline) or (
+        "every x86-64 generation" if facts.wish["llama_cpp_all_cpus"] else "baseline"
+    )
+    names = " + ".join(each.name for each in (facts.backend.main, *facts.backend.more))
     reasons = [
+        Reason("backend", names, facts.backend.why),
         Reason("release", origin, built),
         Reason("CPU", baseline, "instruction sets this CPU reports; a CPU without them gets its own build"),
     ]

@@ -10,6 +10,7 @@ from bigiron.onhost import dropins
 from bigiron.parts import base, llama_cpp, model
 from bigiron.parts.part import SERVICE, Facts, Planned, Reason, Resource, Watched, file_resource
 from bigiron.plan.arguments import advise
+from bigiron.plan.build_options import Access
 from bigiron.plan.capabilities import unsupported
 from bigiron.plan.choose import AUTO, Wish
 from bigiron.plan.places import check_address
@@ -59,7 +60,6 @@ def wanted(wish: Mapping[str, Any]) -> Wish:
         type_v=wish["llama_server_cache_type_v"],
         cache_ram_mib=wish["llama_server_cache_ram_mib"],
         threads=wish["llama_server_threads"],
-        backend=wish["llama_cpp_backend"],
     )
 
 
@@ -86,7 +86,7 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
         "llama_server_host": wish["llama_server_host"],
         "llama_server_port": wish["llama_server_port"],
         "llama_server_argv": argv,
-        "llama_server_environment": ENVIRONMENT,
+        "llama_server_environment": {**ENVIRONMENT, **llama_cpp.access(facts).environment},
         "llama_server_user": base.USER,
         "llama_server_prefix": llama_cpp.PREFIX,
         "llama_server_config_dir": CONFIG_DIR,
@@ -96,6 +96,7 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
         "llama_server_start_timeout_s": served.start_timeout_s,
         "llama_server_memory_max_bytes": 0,
         "llama_server_lock_memory": any("mlock" in word for word in argv),
+        "llama_server_gpu": _gpu(facts),
     }
     private = {"owner": "root", "group": "root", "mode": "0600", "variable": KEY}
     runs = {
@@ -120,6 +121,20 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
         [*_refused(facts), *refusals, *_taken(facts), *_not_understood(facts, argv)],
         [*findings, *advice],
     )
+
+
+def _gpu(facts: Facts) -> dict[str, Any]:
+    """What the unit opens for a GPU; nothing where the model runs on the CPU alone."""
+    needs = llama_cpp.access(facts)
+    if needs == Access():
+        return {}
+    return {
+        "allow": list(needs.allow),
+        "nodes": [f"/dev/{node}" for node in needs.devices],
+        "groups": list(needs.groups),
+        "writable_code": needs.writable_code,
+        "after": list(needs.after),
+    }
 
 
 def _argv(facts: Facts, entry: str) -> list[str]:

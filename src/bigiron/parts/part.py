@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from bigiron.errors import Refused
 from bigiron.gguf.facts import ModelFacts
 from bigiron.hub.quants import QuantFiles
+from bigiron.machine.backends import Choice
 from bigiron.machine.description import Machine
+from bigiron.plan.build_options import Toolchain
 from bigiron.plan.choose import ModelPlan
 from bigiron.plan.releases import Release
 
@@ -40,10 +42,16 @@ class Facts:
     left_out: tuple[str, ...] = ()
     bandwidth: float | None = None
     release_folder: str = ""
-    release: Release = field(kw_only=True, default=None)  # type: ignore[assignment]  # set by bigiron.parts.plan_hosts
+    backend: Choice = field(kw_only=True, default=None)  # type: ignore[assignment]  # set by bigiron.parts.plan_hosts
+    toolchains: tuple[Toolchain, ...] = field(kw_only=True, default=())
+    release: Release = field(kw_only=True, default=None)  # type: ignore[assignment]
     served: ModelPlan = field(kw_only=True, default=None)  # type: ignore[assignment]
     packages: tuple[str, ...] = ()
     directories: tuple[Mapping[str, Any], ...] = ()
+
+    def toolchain(self, backend: str) -> Toolchain | None:
+        """What ``backend`` is built with here; None where this host does not use it."""
+        return next((each for each in self.toolchains if each.backend == backend), None)
 
     @property
     def files(self) -> QuantFiles:
@@ -113,6 +121,8 @@ class Part(Protocol):
     - ``PACKAGES`` it may need, and ``packages(facts)``, those it needs now: role base installs them,
     - ``directories(wish)`` it stands in, ``{"path", "owner", "group", "mode"}``, with ``keep`` where a person's own folder keeps both: role base makes them,
     - ``SECRETS``: variables whose value a resource of kind secret holds; they are opened and checked before anything connects,
+    - ``BACKEND`` and ``toolchain(facts)``: what that backend is built with on this host and what its service may touch; asked before
+      ``release`` and ``served`` are known, only where the backend is used,
     - ``unsuited(machine)``: why this machine cannot have it at all (a `Refused`, or None),
     - ``lock(facts, variables)``: its sections of the host's lock,
     - ``status(wish, observed)``: its columns of ``./inv status``,

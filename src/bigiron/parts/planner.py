@@ -76,9 +76,9 @@ def plan_hosts(facts: Sequence[Facts], cached: Sequence[CachedRelease]) -> dict[
     Hosts are planned together because a release is built once per platform: the same source, options, libc and CPU baseline.
     """
     plans: dict[str, HostPlan | BigironError] = {}
-    left = list(facts)
+    left = [equipped(fact) for fact in facts]
     while left:
-        wanted = [llama_cpp.candidate(fact.host, fact.wish, fact.machine, fact.observed) for fact in left]
+        wanted = [llama_cpp.candidate(fact) for fact in left]
         chosen = releases.choose(wanted, cached)
         for fact in left:
             try:
@@ -93,13 +93,20 @@ def plan_hosts(facts: Sequence[Facts], cached: Sequence[CachedRelease]) -> dict[
     return plans
 
 
+def equipped(fact: Facts) -> Facts:
+    """``fact`` with the backends of its host and what they are built with."""
+    fact = replace(fact, backend=llama_cpp.backend(fact.wish, fact.machine))
+    wanted = {
+        backend.name: part for part in PARTS for backend in fact.backend.all if getattr(part, "BACKEND", "") == backend.name
+    }
+    return replace(fact, toolchains=tuple(part.toolchain(fact) for part in wanted.values()))  # type: ignore[attr-defined]
+
+
 def _serve(fact: Facts, help_text: str) -> ModelPlan:
     """Which quant, where its tensors go, with which arguments; checked against a build that can be asked."""
     wish = llama_server.wanted(fact.wish)
-    # a backend that leaves GPUs alone need not know them
-    seen = replace(fact.machine, gpus=()) if wish.backend == "cpu" else fact.machine
     build = capabilities.parse(help_text) if help_text else None
-    found = choose(from_machine(seen, bandwidth=fact.bandwidth), fact.models, wish, build=build)
+    found = choose(from_machine(fact.machine, bandwidth=fact.bandwidth, backend=fact.backend), fact.models, wish, build=build)
     return replace(found, warnings=(*fact.left_out, *found.warnings))
 
 

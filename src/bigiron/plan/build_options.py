@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from bigiron.plan.sources import Source
@@ -49,15 +49,59 @@ class Identity:
     compiler: str
     libc: str
     cpu_baseline: tuple[str, ...]
+    toolchains: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        """As it is hashed; what a CPU build does not have is left out, so that its name is what it always was."""
         return {
             **self.source,
             "options": dict(sorted(self.options.items())),
             "compiler": self.compiler,
             "libc": self.libc,
             "cpu_baseline": list(self.cpu_baseline),
+            **({"toolchains": dict(sorted(self.toolchains.items()))} if self.toolchains else {}),
         }
+
+    @property
+    def complete(self) -> bool:
+        """Whether every version that decides its bytes is known."""
+        return bool(self.compiler and all(self.toolchains.values()))
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the service needs of its host to reach a GPU.
+
+    ``devices`` are globs of nodes below /dev and ``allow`` what the unit opens of them (DeviceAllow=, systemd.resource-control(5)); ``groups`` own
+    them, one of the kernel ``modules`` drives them; ``environment`` goes to the
+    process; ``writable_code``: a compiler at run time needs memory that is both written and executed; ``after`` are units that make the nodes.
+    """
+
+    devices: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    writable_code: bool = False
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What one GPU backend is built with, and what its service may touch.
+
+    ``version`` is exact ("13.5.37 (pypi)"), empty while the host must first install it; ``options`` are CMake's; ``environment`` is the
+    build's; ``library_path`` are folders in which its libraries lie on every host that runs the result; ``compilers`` are languages
+    whose compiler ccache stands before (CUDA, HIP).
+    """
+
+    backend: str
+    version: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    library_path: tuple[str, ...] = ()
+    compilers: tuple[str, ...] = ()
+    access: Access = Access()
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
@@ -85,27 +129,96 @@ def cpu_options(arch: str, flags: Collection[str]) -> tuple[dict[str, str], tupl
     return {"GGML_NATIVE": "ON"}, tuple(sorted(have))
 
 
+@dataclass(frozen=True)
+class Option:
+    """One CMake option of our choice; ``since`` and ``until`` are the first and last build that knows it (upstream's numbers)."""
+
+    name: str
+    value: str
+    since: int = 0
+    until: int = 10**9
+
+
+COMMON = (
+    Option("CMAKE_BUILD_TYPE", "Release"),
+    Option("BUILD_SHARED_LIBS", "ON"),
+    Option("LLAMA_BUILD_TESTS", "OFF"),
+    Option("LLAMA_BUILD_EXAMPLES", "OFF"),
+    Option("LLAMA_BUILD_APP", "OFF", since=10398),
+    Option("LLAMA_BUILD_UI", "OFF", since=9152),
+    Option("LLAMA_CURL", "OFF", until=8071),  # libcurl went with b8072, pull request of 2026-02-16
+    Option("LLAMA_OPENSSL", "OFF", since=8072),  # the server reads local files and listens on loopback; TLS ends in front of it
+    Option("GGML_CCACHE", "OFF"),  # the launcher is set by name, so that a missing ccache is seen
+)
+"""Of every build, from llama.cpp's CMakeLists.txt of b11434, b10587 and b8072."""
+BACKEND_OPTIONS: Mapping[str, tuple[Option, ...]] = {
+    "cuda": (
+        Option("GGML_CUDA", "ON", since=3265),
+        Option("LLAMA_CUDA", "ON", until=3264),
+        Option("GGML_CUDA_NCCL", "OFF", since=10884),
+    ),
+    "hip": (Option("GGML_HIP", "ON", since=4154), Option("GGML_HIPBLAS", "ON", until=4153)),
+    "vulkan": (Option("GGML_VULKAN", "ON", since=3265), Option("LLAMA_VULKAN", "ON", until=3264)),
+    "metal": (Option("GGML_METAL", "ON", since=3265), Option("GGML_METAL_EMBED_LIBRARY", "ON", since=3265)),
+}
+"""By backend. LLAMA_* became GGML_* with b3265 and HIPBLAS became HIP with b4154; an old name is silently ignored (llama.cpp#8155, #15245)."""
+FA_QUANTS_SINCE = 10884
+"""GGML_CUDA_FA_QUANTS takes a list of pairs; before it there was only GGML_CUDA_FA_ALL_QUANTS (absent in b10587, there in b10884)."""
+FA_PAIRS = ("f16-f16", "q4_0-q4_0", "q8_0-q8_0", "bf16-bf16")
+"""K-V types of the cache that CUDA and HIP builds have vector flash attention kernels for by default."""
+FA_TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16", "f16")
+
+
 def options(
-    arch: str, flags: Collection[str], source: Source, *, web_ui: bool, extra: Mapping[str, str]
+    arch: str,
+    flags: Collection[str],
+    source: Source,
+    *,
+    web_ui: bool,
+    extra: Mapping[str, str],
+    toolchains: Sequence[Toolchain] = (),
+    all_cpus: bool = False,
+    cache_types: tuple[str, str] = ("f16", "f16"),
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """All CMake options of a CPU build, and its CPU baseline. Extra options of the person win; a wrong name is caught by the build."""
-    cpu, baseline = cpu_options(arch, flags)
+    """All CMake options of a build, and its CPU baseline. Extra options of the person win; a wrong name is caught by the build.
+
+    ``all_cpus`` compiles the CPU backend for every x86-64 generation; the server loads the best one at its start. ``cache_types`` (K, V)
+    decide which flash attention kernels a GPU build gets.
+    """
+    cpu, baseline = (ALL_VARIANTS, ()) if all_cpus else cpu_options(arch, flags)
     chosen = {
-        "CMAKE_BUILD_TYPE": "Release",
-        "BUILD_SHARED_LIBS": "ON",
-        "LLAMA_BUILD_TESTS": "OFF",
-        "LLAMA_BUILD_EXAMPLES": "OFF",
-        "LLAMA_BUILD_APP": "OFF",
-        "LLAMA_BUILD_UI": "OFF",
-        "LLAMA_USE_PREBUILT_UI": "ON" if web_ui else "OFF",  # ON downloads the page at build time
-        "LLAMA_OPENSSL": "OFF",  # the server reads local files and listens on loopback; TLS ends in front of it
+        **_known(COMMON, source.build_number),
+        # ON downloads the page at build time
+        **_known([Option("LLAMA_USE_PREBUILT_UI", "ON" if web_ui else "OFF", since=9152)], source.build_number),
         "LLAMA_BUILD_NUMBER": str(source.build_number),  # else counted from git history, which an archive lacks
         "LLAMA_BUILD_COMMIT": source.commit,
-        "GGML_CCACHE": "OFF",  # the launcher is set by name, so that a missing ccache is seen
         **cpu,
-        **extra,
     }
-    return chosen, baseline
+    for toolchain in toolchains:
+        chosen.update(_known(BACKEND_OPTIONS.get(toolchain.backend, ()), source.build_number))
+        chosen.update(toolchain.options)
+        # a backend that cannot be loaded (no driver) leaves a server that still runs, and is seen by the proof
+        chosen["GGML_BACKEND_DL"] = "ON"
+        if toolchain.backend in ("cuda", "hip"):
+            chosen.update(_attention(cache_types, source.build_number))
+    return {**chosen, **extra}, baseline
+
+
+ALL_VARIANTS = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIANTS": "ON"}
+
+
+def _known(table: Sequence[Option], build_number: int) -> dict[str, str]:
+    return {option.name: option.value for option in table if option.since <= build_number <= option.until}
+
+
+def _attention(cache_types: tuple[str, str], build_number: int) -> dict[str, str]:
+    """The option that compiles the kernels of this pair; none where they are built anyway, or where there is no such kernel."""
+    pair = "-".join(cache_types)
+    if pair in FA_PAIRS or not {*cache_types} <= {*FA_TYPES}:
+        return {}
+    if build_number < FA_QUANTS_SINCE:
+        return {"GGML_CUDA_FA_ALL_QUANTS": "ON"}
+    return {"GGML_CUDA_FA_QUANTS": ",".join((*FA_PAIRS, pair))}
 
 
 def jobs(threads: int, available_bytes: int) -> int:

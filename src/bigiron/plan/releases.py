@@ -48,8 +48,8 @@ class Release:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Its name; empty while the compiler is not known."""
-        return build_options.fingerprint(self.identity.to_json()) if self.identity.compiler else ""
+        """Its name; empty while a compiler is not known."""
+        return build_options.fingerprint(self.identity.to_json()) if self.identity.complete else ""
 
     @property
     def built_here(self) -> bool:

@@ -72,14 +72,20 @@ def problems(wish: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         return  # told already
     of = kind(url)
     if of == ARCHIVE and not sha256:
-        hint = "the SHA-256 of the archive, 64 lower-case hex digits: curl -L URL | sha256sum, or ./inv builds.bump"
+        hint = (
+            "set it in the inventory (group_vars/<group>/llama_cpp.yml); it must be 64 lower-case hex digits, the SHA-256 of the archive: "
+            "curl -L URL | sha256sum"
+        )
         yield "llama_cpp_source_sha256", "llama_cpp_source_sha256 is not set", hint
     if of != ARCHIVE and sha256:
         hint = "remove it: a repository is pinned by its commit, a folder by its content"
         yield "llama_cpp_source_sha256", f"llama_cpp_source_sha256 is of an archive, and the source is a {NAMES[of]}", hint
     if of == GIT and not COMMIT.fullmatch(commit) and not wish["llama_cpp_floating"]:
         what = f"llama_cpp_commit is {commit}, which moves: a branch always, a tag when somebody moves it"
-        hint = "the full commit, 40 hex digits (./inv builds.bump --to TAG writes it); or llama_cpp_floating: true, and each run builds what is there then"
+        hint = (
+            "set the full commit, 40 hex digits (./inv builds.bump --to TAG writes it); or llama_cpp_floating: true, and each run builds "
+            "what it names then"
+        )
         yield "llama_cpp_commit", what, hint
     if wish["llama_cpp_floating"] and of != GIT:
         yield "llama_cpp_floating", "llama_cpp_floating is for a git repository only", "remove it"
@@ -87,7 +93,7 @@ def problems(wish: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "llama_cpp_source_mirrors", "llama_cpp_source_mirrors has no meaning for a folder on the controller", "remove it"
     for mirror in wish["llama_cpp_source_mirrors"]:
         if kind(mirror) != of:
-            what = f"llama_cpp_source_mirrors holds {mirror}, a {NAMES[kind(mirror)]}, and llama_cpp_source_url is a {NAMES[of]}"
+            what = f"llama_cpp_source_mirrors holds {mirror}, which is no {NAMES[of]}"
             yield "llama_cpp_source_mirrors", what, "a mirror holds the same as the first address"
 
 
