@@ -246,7 +246,10 @@ def teardown(
     return work.exit_code(outcomes)
 
 
-@command(name="up", help={"count": "how many hosts (lab01, lab02, ...)", "host": "these instead, by name or pattern", "json": HELP["json"]})
+@command(
+    name="up",
+    help={"count": "how many hosts (lab01, lab02, ...)", "host": "these instead, by name or pattern", "json": HELP["json"]},
+)
 def lab_up(_c: Context, count: int = 1, host: str = "", json: bool = False) -> int:
     """Bring up the lab on this machine: containers booted with systemd, reached over SSH, and a model mirror.
 

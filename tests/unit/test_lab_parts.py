@@ -61,7 +61,7 @@ def test_a_shell_on_a_host_that_is_not_up_says_how_to_bring_it_up(monkeypatch: p
     monkeypatch.setattr(state, "LAB", tmp_path)
     with pytest.raises(Unreachable, match="down") as caught:
         lab.ssh_argv("lab03")
-    assert "--count 3" in str(caught.value.hint)
+    assert "lab.up --host lab03" in str(caught.value.hint)
 
 
 def test_down_of_a_lab_that_was_never_up_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -254,3 +254,9 @@ def test_a_folder_that_was_there_keeps_its_owner_and_mode_one_that_was_made_does
     plan = plan_hosts([fact("a", observed=right)], [])["a"]
     wrong = ["owner is lab, not root", "mode is 0775, not 0755"] if record else []
     assert [each.problem for each in diff(plan.planned.resources, right)] == wrong
+
+
+def test_a_backend_without_a_toolchain_is_refused_before_anything_is_built():
+    (refusal,) = refusals(fact("a", llama_cpp_backend="metal"))
+    assert "no toolchain for the backend metal" in refusal.what
+    assert refusals(fact("a")) == []

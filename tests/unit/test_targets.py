@@ -58,9 +58,9 @@ def test_only_provision_may_boot() -> None:
     assert set(CONNECTING) >= {"probe", "plan", "drift", "status", "verify", "ask", "teardown"} | BOOTING
 
 
-def test_a_mixed_selection_marks_those_that_are_down_with_one_count(half_a_lab: None) -> None:
+def test_a_mixed_selection_marks_those_that_are_down_with_one_command(half_a_lab: None) -> None:
     found = targets.select("lab01,lab02,lab07", "", "inventory/lab")
-    assert [one.down.hint if one.down else None for one in found] == [None, *["./inv lab.up --count 7"] * 2]
+    assert [one.down.hint if one.down else None for one in found] == [None, *["./inv lab.up --host lab02,lab07"] * 2]
 
 
 def test_an_up_host_without_its_generated_inventory_cannot_be_reached_either(half_a_lab: None) -> None:
@@ -77,7 +77,7 @@ def test_hosts_of_another_inventory_are_never_the_labs(half_a_lab: None) -> None
 
 def test_provision_boots_what_it_names(half_a_lab: None, monkeypatch: pytest.MonkeyPatch) -> None:
     booted: list[list[str]] = []
-    monkeypatch.setattr(lab, "up", lambda _count, _say, names: booted.append(names))
+    monkeypatch.setattr(lab, "up", lambda _count, _say, names, releases: booted.append(names))
     found = targets.select("lab01,lab03", "", "inventory/lab", boot=print)
     assert booted == [["lab01", "lab03"]]
     assert [one.down for one in found] == [None, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from bigiron.machine.description import Gpu, Machine
@@ -102,10 +102,17 @@ class Choice:
         return tuple(backend for backend in (self.main, *self.more) if backend != CPU)
 
 
-def choose(machine: Machine, wanted: str = AUTO, more: Sequence[str] = (), software_bytes: int = 0) -> Choice:
+def choose(
+    machine: Machine,
+    wanted: str = AUTO,
+    more: Sequence[str] = (),
+    software_bytes: int = 0,
+    built: Collection[str] = NAMES,
+) -> Choice:
     """The backends of ``machine``'s build: by its GPUs' PCI ids, driver or not, unless a person names one.
 
-    ``software_bytes``: a Vulkan driver that computes on the CPU stands in for a GPU of that much memory, where there is no other.
+    ``built`` are the backends that there is a toolchain for: no other is chosen unasked. ``software_bytes``: a Vulkan driver that computes
+    on the CPU stands in for a GPU of that much memory, where there is no other.
     """
     gpus = [gpu for gpu in machine.gpus if usable(gpu)]
     if wanted != AUTO:
@@ -117,6 +124,8 @@ def choose(machine: Machine, wanted: str = AUTO, more: Sequence[str] = (), softw
     elif gpus:
         main = max(map(_own, gpus), key=lambda backend: sum(gpu.memory_bytes or 1 for gpu in gpus if _own(gpu) == backend))
         mine = tuple(gpu for gpu in gpus if _own(gpu) == main)
+        if main.name not in built:
+            return Choice(CPU, (), (), f"{_names(gpus)} left alone: this version of bigiron has no toolchain for {main.name}")
         left = [gpu for gpu in gpus if gpu not in mine]
         why = f"{_names(mine)} on the PCI bus{f'; left alone: {_names(left)}' if left else ''}"
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bigiron.errors import Refused
@@ -38,10 +38,10 @@ def watch(_wish: Mapping[str, Any]) -> Watched:
     return {"release": [PREFIX], "link": [CURRENT], "compiler": [_COMPILER], "disk": [PREFIX, BUILD_ROOT]}
 
 
-def backend(wish: Mapping[str, Any], machine: Machine) -> Choice:
-    """What computes on this host: as the person says, else by its GPUs."""
+def backend(wish: Mapping[str, Any], machine: Machine, built: Collection[str]) -> Choice:
+    """What computes on this host: as the person says, else by its GPUs; ``built`` are the backends that some part has the toolchain of."""
     software = wish["llama_cpp_software_gpu_mib"] * MIB
-    return backends.choose(machine, wish["llama_cpp_backend"], wish["llama_cpp_more_backends"], software)
+    return backends.choose(machine, wish["llama_cpp_backend"], wish["llama_cpp_more_backends"], software, {"cpu", *built})
 
 
 def access(facts: Facts) -> Access:
@@ -134,8 +134,11 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
 
 
 def _no_gpu(facts: Facts) -> tuple[list[Refused], list[str]]:
-    """A GPU backend that finds no GPU: refused, unless the person says that the CPU will do."""
+    """A GPU backend that cannot be built, or that finds no GPU: refused; the latter unless the person says that the CPU will do."""
     main = facts.backend.main
+    if missing := [each.name for each in facts.backend.all if facts.toolchain(each.name) is None]:
+        what = f"this version of bigiron has no toolchain for the backend {' and '.join(missing)}"
+        return [Refused(what, hint="set llama_cpp_backend: cpu, and leave llama_cpp_more_backends empty")], []
     if main == backends.CPU or facts.backend.gpus:
         return [], []
     what = f"llama_cpp_backend is {main.name}, and this host has no GPU for it"

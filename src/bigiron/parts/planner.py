@@ -95,11 +95,10 @@ def plan_hosts(facts: Sequence[Facts], cached: Sequence[CachedRelease]) -> dict[
 
 def equipped(fact: Facts) -> Facts:
     """``fact`` with the backends of its host and what they are built with."""
-    fact = replace(fact, backend=llama_cpp.backend(fact.wish, fact.machine))
-    wanted = {
-        backend.name: part for part in PARTS for backend in fact.backend.all if getattr(part, "BACKEND", "") == backend.name
-    }
-    return replace(fact, toolchains=tuple(part.toolchain(fact) for part in wanted.values()))  # type: ignore[attr-defined]
+    built: dict[str, Any] = {part.BACKEND: part for part in PARTS if hasattr(part, "BACKEND")}
+    fact = replace(fact, backend=llama_cpp.backend(fact.wish, fact.machine, built))
+    wanted = [built[backend.name] for backend in fact.backend.all if backend.name in built]
+    return replace(fact, toolchains=tuple(part.toolchain(fact) for part in wanted))
 
 
 def _serve(fact: Facts, help_text: str) -> ModelPlan:

@@ -16,7 +16,10 @@ def show(status: LabStatus, *, as_json: bool) -> int:
         print("no lab is up here; ./inv lab.up makes one")
         return 0
     booted = {True: "yes", False: "no", None: "-"}
-    rows = [(host.name, host.release or "-", host.state, host.address or "-", host.pid or "-", booted[host.boot_ok]) for host in status.hosts]
+    rows = [
+        (host.name, host.release or "-", host.state, host.address or "-", host.pid or "-", booted[host.boot_ok])
+        for host in status.hosts
+    ]
     console.table(("host", "Debian", "state", "address", "pid", "booted"), rows)
     print(
         f"bridge {status.bridge or 'absent'}, network {status.subnet or '-'}, mirror {status.mirror_state} {status.mirror_url or ''}".rstrip()
