@@ -31,6 +31,8 @@ options:
   ccache_dir: {type: str, default: "", description: "ccache's folder; empty compiles without ccache."}
   archive: {type: str, default: "", description: "A packed release on this host; empty builds."}
   archive_sha256: {type: str, default: "", description: "SHA-256 of the packed release."}
+  activate: {type: bool, default: true, description: "Make it current; else it is only made."}
+  trial: {type: bool, default: true, description: "Have it answer beside a service that runs another release, before it becomes current."}
   pack: {type: bool, default: false, description: "Pack a release that was built here."}
 author: bigiron
 """
@@ -51,6 +53,8 @@ release: {type: str, returned: success, description: "Its folder."}
 before: {type: str, returned: success, description: "What was current before."}
 pruned: {type: list, returned: success, description: "Older releases that were removed."}
 version: {type: str, returned: not in check mode, description: "What the program says it is."}
+trial: {type: dict, returned: when tried, description: "How it answered beside the running service: unit, outcome (same, differs, alone, skipped), told."}
+findings: {type: list, returned: when there are any, description: "What a person should know."}
 packed: {type: str, returned: when packed, description: "Packed release on this host."}
 packed_sha256: {type: str, returned: when packed, description: "Its SHA-256."}
 """
@@ -86,6 +90,8 @@ def main():
             "ccache_dir": text,
             "archive": text,
             "archive_sha256": text,
+            "activate": {"type": "bool", "default": True},
+            "trial": {"type": "bool", "default": True},
             "pack": {"type": "bool", "default": False},
         },
         supports_check_mode=True,

@@ -43,6 +43,7 @@ class Outcome:
     error: BigironError | None = None
     verdict: Verdict | None = None
     measured: Mapping[str, Any] | None = None
+    findings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -53,6 +54,7 @@ class Outcome:
             "error": self.error.to_json() if self.error else None,
             "verdict": self.verdict.to_json() if self.verdict else None,
             "measured": dict(self.measured) if self.measured else None,
+            "findings": self.findings,
         }
 
 
@@ -104,6 +106,7 @@ class _Provision:
         self.outcomes: dict[str, Outcome] = {}
         self.roles: dict[str, list[str]] = {}
         self.changed: dict[str, list[str]] = {}
+        self.findings: dict[str, list[str]] = {}
 
     def bring(self, surveys: dict[str, Survey]) -> dict[str, Outcome]:
         pending = {name: one for name, one in surveys.items() if not one.plan.release.fingerprint}
@@ -167,6 +170,7 @@ class _Provision:
             earlier = self.roles.setdefault(name, [])
             earlier += [role for role in wanted[name] if role not in earlier]
             self.changed.setdefault(name, []).extend(result.changed.get(name, []))
+            self.findings.setdefault(name, []).extend(result.findings.get(name, []))
             if name in result.unreachable:
                 hint = "run the same command again; it carries on"
                 self._end(name, "unreachable", Unreachable(result.unreachable[name], where=name, hint=hint))
@@ -180,6 +184,7 @@ class _Provision:
 
     def _end(self, name: str, status: str, error: BigironError | None = None) -> Outcome:
         outcome = Outcome(name, status, self.roles.get(name, []), self.changed.get(name, []), error)
+        outcome.findings = self.findings.get(name, [])
         self.outcomes[name] = outcome
         return outcome
 
@@ -223,13 +228,15 @@ class _Provision:
 
 
 def complete(
-    target: Target, wish: Mapping[str, Any], prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S
+    target: Target, wish: Mapping[str, Any], prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S, **where: Any
 ) -> dict[str, Any]:
     """One completion by the host's own server, asked on the host itself, with the key that only the host knows.
 
+    ``where`` (host, port) is for a server that does not listen where the inventory says.
+
     Returns the answer of `bigiron.onhost.serving.main` (speeds in tok/s). Raises BigironError when the server does not answer.
     """
-    request = llama_server.completion(wish, prompt, tokens, timeout_s)
+    request = {**llama_server.completion(wish, prompt, tokens, timeout_s), **where}
     with Session(target) as session:
         answer = session.run_program(SERVE, request, timeout_s=timeout_s + 30)
     if not answer.get("ok"):

@@ -54,6 +54,8 @@ class Request:
     archive: str = ""
     archive_sha256: str = ""
     pack: bool = False
+    activate: bool = True
+    trial: bool = True
     check: bool = False
     lock_wait_s: float = 4 * 3600.0
 

@@ -114,7 +114,7 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
     resources = (
         file_resource("llama_server", unit_path(wish), render("llama-server.service", variables)),
         Resource("secret", key_path(wish), "llama_server", private),
-        Resource("rollback", rollback_path(wish), "llama_server"),
+        *_rolled_back(facts),
         Resource("service", unit(wish), "llama_server", runs),
     )
     listens = f"{wish['llama_server_host']}:{wish['llama_server_port']}"
@@ -128,6 +128,13 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
         [*_refused(facts), *refusals, *_taken(facts), *_not_understood(facts, argv)],
         [*findings, *advice],
     )
+
+
+def _rolled_back(facts: Facts) -> list[Resource]:
+    """That nobody rolled this service back: a difference of its own where somebody did, beside the release and the unit that differ then."""
+    path = rollback_path(facts.wish)
+    done = facts.observed["rollbacks"].get(path, {}).get("rolled_back")
+    return [Resource("rollback", path, "llama_server")] if done else []
 
 
 def _gpu(facts: Facts) -> dict[str, Any]:

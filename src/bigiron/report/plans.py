@@ -114,6 +114,8 @@ def show_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool)
         if outcome.measured:
             words.append(console.speeds(outcome.measured))
         print("; ".join(words))
+        for finding in outcome.findings:
+            print(f"  note: {finding}")
         if outcome.error:
             console.error(outcome.error)
     print(f"{duration(seconds)}")
