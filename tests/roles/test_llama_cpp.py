@@ -123,11 +123,13 @@ def repository(builder):
     """``(url, commit)`` of a git repository on the host itself, with the small project in it."""
     done = builder.run("base", base_packages=["git"])
     assert done.code == 0, done
-    with tarfile.open(fileobj=io.BytesIO(archive())) as tar:
+    # the small project has no use for the commit that is compiled in, and an option without effect is a failure
+    project = archive(cmake=CMAKE + "message(STATUS ${LLAMA_BUILD_COMMIT})\n")
+    with tarfile.open(fileobj=io.BytesIO(project)) as tar:
         text = {Path(one.name).name: tar.extractfile(one).read().decode() for one in tar}
-    files = "; ".join(f"cat >{name} <<'END'\n{content}\nEND\n" for name, content in text.items())
+    files = "".join(f"cat >{name} <<'END'\n{content}\nEND\n" for name, content in text.items())
     git = "git -c user.name=t -c user.email=t@example.org"
-    builder.sh(f"rm -rf /srv/up; mkdir -p /srv/up; cd /srv/up; git init --quiet\n{files}\n{git} add .; {git} commit --quiet -m one")
+    builder.sh(f"rm -rf /srv/up; mkdir -p /srv/up; cd /srv/up; git init --quiet\n{files}{git} add .; {git} commit --quiet -m one")
     yield "git+file:///srv/up", builder.sh("git -C /srv/up rev-parse HEAD").strip()
     builder.sh("rm -rf /srv/up")
 
@@ -138,13 +140,9 @@ def test_a_commit_of_a_repository_is_built_by_way_of_its_second_address(builder,
         "llama_cpp_source_url": "git+file:///srv/away", "llama_cpp_source_mirrors": [url], "llama_cpp_source_sha256": "",
         "llama_cpp_source_subdir": "", "llama_cpp_commit": commit, "llama_cpp_options": {"CMAKE_BUILD_TYPE": "Release", "STUB_SPEED": "4"},
     }  # fmt: skip
-    # the small project has no use for the commit that is compiled in
-    builder.sh("cd /srv/up; echo 'message(STATUS ${LLAMA_BUILD_COMMIT})' >>CMakeLists.txt")
-    builder.sh("cd /srv/up; git -c user.name=t -c user.email=t@example.org commit --quiet -a -m two")
-    git["llama_cpp_commit"] = builder.sh("git -C /srv/up rev-parse HEAD").strip()
     builder.converge("llama_cpp", **wanted(files, **git))
     identity = json.loads(builder.sh("cat /opt/bigiron/current/manifest.json"))["identity"]
-    assert identity["source_commit"] == git["llama_cpp_commit"]
+    assert identity["source_commit"] == commit
     assert "source_sha256" not in identity
     before = current(builder)
     failed = builder.run("llama_cpp", **wanted(files, **{**git, "llama_cpp_commit": "0" * 40}))

@@ -16,7 +16,7 @@ from bigiron.errors import BigironError, Refused, UsageError
 from bigiron.fleet import pinning
 from bigiron.onhost import build
 from bigiron.onhost.compile import Request
-from bigiron.onhost.source import Source, no_room, unpacked
+from bigiron.onhost.source import Source, is_full, no_room, unpacked
 from bigiron.parts.planner import plan_hosts
 from bigiron.plan import sources, wishes
 from fixtures.hostfacts import VARIABLES, fact
@@ -134,6 +134,15 @@ def test_a_full_disk_is_told_as_one() -> None:
     told = no_room(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x"), Path("/y"))
     assert (told.what, told.where) == ("the disk is full", "/y")
     assert no_room(OSError(errno.EIO, "broken", "/x"), Path("/y")).what == "broken"
+
+
+@pytest.mark.parametrize(("bavail", "files", "favail", "full"), [(10, 9, 9, True), (1 << 20, 100, 3, True), (1 << 20, 0, 0, False), (1 << 20, 99, 50, False)])
+def test_a_file_system_without_room_or_without_files_left_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bavail: int, files: int, favail: int, full: bool
+) -> None:
+    answer = type("Statvfs", (), {"f_bavail": bavail, "f_frsize": 4096, "f_files": files, "f_favail": favail})()
+    monkeypatch.setattr(os, "statvfs", lambda _path: answer)
+    assert is_full(tmp_path) is full
 
 
 # --- what a person writes ------------------------------------------------------------------------------

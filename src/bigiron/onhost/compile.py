@@ -19,7 +19,7 @@ from ..units import gib
 from . import release
 from .progress import write_atomic
 from .release import Layout
-from .source import Source, unpacked
+from .source import Source, is_full, unpacked
 
 MINIMUM_FREE_BYTES = 2 * 1024**3
 RPATH = "$ORIGIN;$ORIGIN/../lib"
@@ -212,8 +212,8 @@ def _configure(request: Request, source: Path, report: Callable[..., None]) -> N
             close_fds=False,
         ).returncode
     text = log.read_text(encoding="utf-8", errors="replace")
-    if code != 0 and FULL in text:
-        what, hint = explain_failure(text)
+    if code != 0 and (FULL in text or is_full(request.work)):
+        what, hint = explain_failure(FULL)
         raise BigironError(what, where=str(log), hint=hint)
     if code != 0:
         raise BigironError(f"cmake failed (exit code {code}): {_cmake_error(text)}", where=str(log))
@@ -256,7 +256,8 @@ def _ninja(request: Request, report: Callable[..., None]) -> None:
                 stream.flush()
                 report("compiling", int(step.group(1)), int(step.group(2)))
     if process.returncode != 0:
-        what, hint = explain_failure(log.read_text(encoding="utf-8", errors="replace"))
+        said = log.read_text(encoding="utf-8", errors="replace")
+        what, hint = explain_failure(FULL if is_full(request.work) else said)
         raise BigironError(f"the build failed: {what}", where=str(log), hint=hint)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ GIT = "git+"
 PATIENCE_S = 300.0
 """How long the last address may keep a run waiting; one that has another behind it gets a tenth."""
 GIT_TIMEOUT_S = 900.0
+FULL_BYTES, FULL_FILES = 4 * 1024 * 1024, 16
+"""A file system with less left is full for a build that has just failed on it."""
 OURS = re.compile(r"^\s*project\s*\(\s*\"?(llama\.cpp|llama)\b", re.MULTILINE | re.IGNORECASE)
 """llama.cpp's own CMakeLists.txt, and that of its forks."""
 
@@ -81,6 +84,12 @@ def unpacked(source: Source, work: Path, archives: Path, report: Callable[..., N
             archive.unlink()  # unlike an archive it has no sum by which the next build could trust it
         fresh.rename(folder)
     return _is_llama_cpp(folder / source.subdir if source.subdir else _only_folder(folder), source)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the file system has no room, or no more files; cmake and compilers do not always say why they could not write."""
+    now = os.statvfs(folder)
+    return now.f_bavail * now.f_frsize < FULL_BYTES or (now.f_files > 0 and now.f_favail < FULL_FILES)
 
 
 def no_room(error: OSError, where: Path) -> BigironError:

@@ -71,7 +71,7 @@ def running(layout: Layout, fingerprint: str, tree: Tree) -> Optional[Running]:
         if not program or not program.startswith(base) or program[len(base) :].startswith(f"{fingerprint}/"):
             continue
         unit = processes.unit_of(tree, int(name)) or ""
-        if re.fullmatch(r"llama-server-[\w.-]+\.service", unit) and Path(program).name.startswith("llama-server"):
+        if re.fullmatch(r"llama-server-[\w.-]+\.service", unit):
             found[unit] = Running(unit, tree.text(f"/proc/{name}/cmdline").split("\0"))
     return found[min(found)] if found else None
 
