@@ -209,6 +209,23 @@ def verify(
 
 
 @command(help=HELP)
+def rollback(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
+    """Put the previous release and unit of hosts back, together, and prove that they serve; `drift` then says what differs.
+
+    Example: ./inv rollback --host lab01
+    """
+    from bigiron.fleet import provision as work
+    from bigiron.fleet import rollback as back
+    from bigiron.report import plans
+    from bigiron.report.console import say
+
+    started = time.monotonic()
+    outcomes = back.rollback(_targets(host, group, inventory), inventory, say, quiet=json)
+    plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
+    return work.exit_code(outcomes)
+
+
+@command(help=HELP)
 def status(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
     """Show each host's service: state, release, model, and whether it is in sync with the plan.
 
@@ -371,6 +388,6 @@ def test(_c: Context, fast: bool = False, slow: bool = False, only: str = "", ju
     return selftest.test(fast=fast, slow=slow, only=only, junit=junit)
 
 
-ns = Collection(hosts, variables, probe, plan, drift, provision, verify, status, ask, teardown, lint, test)
+ns = Collection(hosts, variables, probe, plan, drift, provision, verify, rollback, status, ask, teardown, lint, test)
 ns.add_collection(Collection("lab", up=lab_up, down=lab_down, status=lab_status, ssh=lab_ssh))
 ns.add_collection(Collection("mirror", up=mirror_up, status=mirror_status))

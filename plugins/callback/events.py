@@ -114,7 +114,8 @@ class CallbackModule(CallbackBase):
         self._note("no hosts are left")
 
     def v2_runner_on_ok(self, result):
-        self._result("changed" if result._result.get("changed") else "ok", result)
+        findings = [] if self._hidden(result) else result._result.get("findings") or []
+        self._result("changed" if result._result.get("changed") else "ok", result, "\n".join(map(str, findings)))
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
         self._result("ok" if ignore_errors else "failed", result, self._words(result))

@@ -15,11 +15,12 @@ options:
   fingerprint: {type: str, default: "", description: "Name of the release; empty: by the identity, once a compiler is there."}
   identity: {type: dict, default: {}, description: "Everything that decides the bytes of the release."}
   user: {type: str, default: llama, description: "The service user that must be able to run it."}
-  source_url: {type: str, default: "", description: "Source archive (tar), http or https."}
+  source_url: {type: str, default: "", description: "Source archive (tar): http, https or file; or a git repository: git+https, at C(commit)."}
+  source_mirrors: {type: list, elements: str, default: [], description: "Further addresses of the same, tried in this order."}
   source_sha256: {type: str, default: "", description: "SHA-256 of the archive."}
   source_subdir: {type: str, default: "", description: "Folder in the archive that holds CMakeLists.txt."}
   build_number: {type: int, default: 0, description: "Build number to compile in."}
-  commit: {type: str, default: "", description: "Commit to compile in."}
+  commit: {type: str, default: "", description: "Commit to compile in; of a repository the full one, which is what is built."}
   options: {type: dict, default: {}, description: "CMake options, exactly."}
   environment: {type: dict, default: {}, description: "Environment of the build."}
   library_path: {type: list, elements: path, default: [], description: "Folders of libraries that the release does not hold itself."}
@@ -30,6 +31,8 @@ options:
   ccache_dir: {type: str, default: "", description: "ccache's folder; empty compiles without ccache."}
   archive: {type: str, default: "", description: "A packed release on this host; empty builds."}
   archive_sha256: {type: str, default: "", description: "SHA-256 of the packed release."}
+  activate: {type: bool, default: true, description: "Make it current; else it is only made."}
+  trial: {type: bool, default: true, description: "Have it answer beside a service that runs another release, before it becomes current."}
   pack: {type: bool, default: false, description: "Pack a release that was built here."}
 author: bigiron
 """
@@ -50,6 +53,8 @@ release: {type: str, returned: success, description: "Its folder."}
 before: {type: str, returned: success, description: "What was current before."}
 pruned: {type: list, returned: success, description: "Older releases that were removed."}
 version: {type: str, returned: not in check mode, description: "What the program says it is."}
+trial: {type: dict, returned: when tried, description: "How it answered beside the running service: unit, outcome (same, differs, alone, skipped), told."}
+findings: {type: list, returned: when there are any, description: "What a person should know."}
 packed: {type: str, returned: when packed, description: "Packed release on this host."}
 packed_sha256: {type: str, returned: when packed, description: "Its SHA-256."}
 """
@@ -70,6 +75,7 @@ def main():
             "identity": {"type": "dict", "default": {}},
             "user": {"type": "str", "default": "llama"},
             "source_url": text,
+            "source_mirrors": {"type": "list", "elements": "str", "default": []},
             "source_sha256": text,
             "source_subdir": text,
             "build_number": {"type": "int", "default": 0},
@@ -84,6 +90,8 @@ def main():
             "ccache_dir": text,
             "archive": text,
             "archive_sha256": text,
+            "activate": {"type": "bool", "default": True},
+            "trial": {"type": "bool", "default": True},
             "pack": {"type": "bool", "default": False},
         },
         supports_check_mode=True,

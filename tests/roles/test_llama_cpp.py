@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from bigiron.onhost import release
 pytestmark = pytest.mark.lab
 
 CMAKE = """cmake_minimum_required(VERSION 3.14)
-project(stub CXX)
+project("llama.cpp" CXX)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_library(stub SHARED lib.cpp)
@@ -22,10 +23,10 @@ target_compile_definitions(llama-server PRIVATE SPEED=${STUB_SPEED})
 """
 
 
-def archive(main: str = 'int main(int, char **) { return say("version: 1"); }', lib: str = "") -> bytes:
+def archive(main: str = 'int main(int, char **) { return say("version: 1"); }', lib: str = "", cmake: str = CMAKE) -> bytes:
     """A source archive like llama.cpp's: a program with a library of its own, in a folder."""
     source = {
-        "CMakeLists.txt": CMAKE,
+        "CMakeLists.txt": cmake,
         "lib.cpp": lib or '#include <cstdio>\nint say(const char *text) { std::puts(text); return 0; }\n',
         "main.cpp": f"int say(const char *);\n{main}\n",
     }  # fmt: skip
@@ -140,6 +141,68 @@ def test_other_options_make_another_release_and_the_previous_one_stays(builder, 
     assert first not in builder.sh("readlink /opt/bigiron/previous")
 
 
+@pytest.fixture
+def repository(builder):
+    """``(url, commit)`` of a git repository on the host itself, with the small project in it."""
+    done = builder.run("base", base_packages=["git"])
+    assert done.code == 0, done
+    # the small project has no use for the commit that is compiled in, and an option without effect is a failure
+    project = archive(cmake=CMAKE + "message(STATUS ${LLAMA_BUILD_COMMIT})\n")
+    with tarfile.open(fileobj=io.BytesIO(project)) as tar:
+        text = {Path(one.name).name: tar.extractfile(one).read().decode() for one in tar}
+    files = "".join(f"cat >{name} <<'END'\n{content}\nEND\n" for name, content in text.items())
+    git = "git -c user.name=t -c user.email=t@example.org"
+    builder.sh(f"rm -rf /srv/up; mkdir -p /srv/up; cd /srv/up; git init --quiet\n{files}{git} add .; {git} commit --quiet -m one")
+    yield "git+file:///srv/up", builder.sh("git -C /srv/up rev-parse HEAD").strip()
+    builder.sh("rm -rf /srv/up")
+
+
+def test_a_commit_of_a_repository_is_built_by_way_of_its_second_address(builder, files, repository):
+    url, commit = repository
+    git = {
+        "llama_cpp_source_url": "git+file:///srv/away", "llama_cpp_source_mirrors": [url], "llama_cpp_source_sha256": "",
+        "llama_cpp_source_subdir": "", "llama_cpp_commit": commit, "llama_cpp_options": {"CMAKE_BUILD_TYPE": "Release", "STUB_SPEED": "4"},
+    }  # fmt: skip
+    builder.converge("llama_cpp", **wanted(files, **git))
+    identity = json.loads(builder.sh("cat /opt/bigiron/current/manifest.json"))["identity"]
+    assert identity["source_commit"] == commit
+    assert "source_sha256" not in identity
+    before = current(builder)
+    failed = builder.run("llama_cpp", **wanted(files, **{**git, "llama_cpp_commit": "0" * 40}))
+    assert failed.code != 0
+    assert f"{url}: commit {'0' * 40} does not exist there" in failed.failed[-1], failed
+    assert current(builder) == before
+
+
+def test_a_packed_folder_of_the_controller_is_built(builder, files, tmp_path):
+    content = archive(lib='#include <cstdio>\nint say(const char *text) { std::puts("local"); return 0; }\n')
+    (tmp_path / "tree.tar.gz").write_bytes(content)
+    local = {"llama_cpp_source_url": "", "llama_cpp_source_packed": str(tmp_path / "tree.tar.gz")}
+    done = builder.converge("llama_cpp", **wanted(files, content, **local))
+    assert "Source | Copy the packed source" in done.changed
+    assert builder.sh("/opt/bigiron/current/bin/llama-server").strip() == "local"
+
+
+@pytest.mark.parametrize("inodes", [4, 14, 40])
+def test_a_disk_that_fills_up_during_a_build_is_named_and_the_next_run_carries_on(builder, files, inodes):
+    """A file system that has no more room for files, so that unpacking, configuring or compiling meets the real error."""
+    assert builder.run("llama_cpp", **wanted(files)).code == 0
+    before = current(builder)
+    content = archive(lib=f"// {inodes}\n" + '#include <cstdio>\nint say(const char *text) { std::puts(text); return 0; }\n')
+    options = {"llama_cpp_options": {"CMAKE_BUILD_TYPE": "Release", "STUB_SPEED": str(inodes)}}
+    builder.sh(f"mkdir -p /var/cache/bigiron; mount -t tmpfs -o size=3G,nr_inodes={inodes},mode=755 none /var/cache/bigiron")
+    try:
+        failed = builder.run("llama_cpp", **wanted(files, content, **options))
+        assert failed.code != 0
+        assert "the disk is full" in failed.failed[-1], failed
+        assert "make room" in failed.failed[-1], failed
+        assert current(builder) == before
+        builder.sh("mount -o remount,nr_inodes=10000 /var/cache/bigiron")
+        assert builder.run("llama_cpp", **wanted(files, content, **options)).code == 0
+    finally:
+        builder.sh("umount /var/cache/bigiron")
+
+
 UNUSED = {"llama_cpp_extra_options": {"GGML_RENAMED": "ON"}}
 
 
@@ -152,6 +215,8 @@ UNUSED = {"llama_cpp_extra_options": {"GGML_RENAMED": "ON"}}
         pytest.param(archive("int main(int, char **) { return 7; }"), {}, "exit code 7", id="exit code"),
         pytest.param(None, UNUSED, "without effect in this llama.cpp: GGML_RENAMED", id="unused option"),
         pytest.param(None, {"llama_cpp_targets": ["llama-server", "llama-none"]}, "llama-none", id="no such target"),
+        pytest.param(None, {"llama_cpp_source_url": "file:///srv/none.tar"}, "is not on this host", id="no such archive"),
+        pytest.param(archive(cmake="project(other)"), {}, "is not llama.cpp: its CMakeLists.txt is of project other", id="not llama.cpp"),
         pytest.param(None, {"llama_cpp_source_subdir": "elsewhere"}, "elsewhere/CMakeLists.txt", id="no such folder"),
         pytest.param(None, {"llama_cpp_user": "nobody-there"}, "nobody-there", id="no such user"),
         pytest.param(None, {"llama_cpp_ccache_dir": "/var/cache/x"}, "not installed: ccache", id="no ccache"),

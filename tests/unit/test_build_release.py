@@ -404,19 +404,6 @@ def test_manifest_records_every_file(tmp_path: Path) -> None:
     assert manifest["files"]["bin/llama-server"]["size"] == len(SCRIPT)
 
 
-def test_source_may_lie_on_the_host_and_is_checked_all_the_same(tmp_path: Path) -> None:
-    local = tmp_path / "a b.tar"
-    local.write_bytes(b"x")
-    digest = release.sha256_of(local)
-    wanted = request(tmp_path, source_url=f"file://{tmp_path}/a%20b.tar", source_sha256=digest)
-    compiling._bring(wanted, tmp_path / "copy", lambda *_a: None)
-    assert (tmp_path / "copy").read_bytes() == b"x"
-    local.write_bytes(b"y")
-    with pytest.raises(BigironError, match=f"expected {digest}"):
-        compiling._bring(wanted, tmp_path / "other", lambda *_a: None)
-    assert local.exists()
-
-
 def test_a_release_that_any_link_names_is_not_pruned(tmp_path: Path) -> None:
     layout = release.Layout(tmp_path)
     for name in ("old", "kept", "previous", "current"):

@@ -31,7 +31,7 @@ class Target:
 
 
 def surveyed(name, build_from, *differing, mark="f" * 16, proved=True, reboot=(), waits="", kind="ssh"):
-    release = Release(Identity("", {}, "g++ 12" if mark else "", "", ()), build_from, None, "")
+    release = Release(Identity({}, {}, "g++ 12" if mark else "", "", ()), build_from, None, "")
     facts = Facts(name, {}, None, {}, {}, {}, release=release)
     planned = Planned({}, refusals=[], reboot=list(reboot), waits=waits)
     plan = HostPlan(name, facts, planned, arguments_proved=proved)

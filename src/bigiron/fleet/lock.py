@@ -10,7 +10,7 @@ import yaml
 
 from bigiron import __version__, parts
 from bigiron.fleet.survey import Survey
-from bigiron.paths import write_atomic
+from bigiron.paths import PROJECT, write_atomic
 
 
 def path_for(inventory: str | Path, host: str) -> Path:
@@ -30,3 +30,17 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(
         path, "# Written by bigiron: what this host runs.\n" + yaml.safe_dump(dict(content), sort_keys=False, width=120)
     )
+
+
+def read_all(inventory: str | Path | None = None) -> dict[Path, dict[str, Any]]:
+    """The locks of ``inventory``, or of all inventories of the project; one that cannot be read is passed over."""
+    folders = [path_for(inventory, "x").parent] if inventory else sorted((PROJECT / "inventory").glob("*/locks"))
+    found = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.yml"))):
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError):
+            continue
+        if isinstance(content, dict):
+            found[path] = content
+    return found

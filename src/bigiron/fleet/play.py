@@ -36,13 +36,14 @@ ANOTHER_RUN_S = 600.0
 
 @dataclass
 class PlayResult:
-    """What a play did: ``changed`` tasks per host, and the reason for each host that failed or could not be reached."""
+    """What a play did: ``changed`` tasks per host, what a person should know of it, and the reason for each host that failed or was not reached."""
 
     return_code: int
     log: Path
     changed: dict[str, list[str]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     unreachable: dict[str, str] = field(default_factory=dict)
+    findings: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -180,6 +181,8 @@ def _parse(line: str) -> Event | None:
 def _note(result: PlayResult, event: Event) -> None:
     kind, host = event["event"], str(event.get("host") or "")
     step = f"{event.get('role') or ''}: {event.get('task') or ''}".strip(": ")
+    if kind in ("changed", "ok") and event.get("msg"):
+        result.findings.setdefault(host, []).extend(str(event["msg"]).splitlines())
     if kind == "changed":
         result.changed.setdefault(host, []).append(step)
     elif kind == "failed":

@@ -52,6 +52,7 @@ class Outcome:
     measured: Mapping[str, Any] | None = None
     reboot: list[str] = field(default_factory=list)
     next: str = ""
+    findings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -64,6 +65,7 @@ class Outcome:
             "measured": dict(self.measured) if self.measured else None,
             "reboot": self.reboot,
             "next": self.next,
+            "findings": self.findings,
         }
 
 
@@ -118,6 +120,7 @@ class _Provision:
         self.outcomes: dict[str, Outcome] = {}
         self.roles: dict[str, list[str]] = {}
         self.changed: dict[str, list[str]] = {}
+        self.findings: dict[str, list[str]] = {}
 
     def bring(self, surveys: dict[str, Survey]) -> dict[str, Outcome]:
         pending = {name: one for name, one in surveys.items() if not one.plan.release.fingerprint}
@@ -240,6 +243,7 @@ class _Provision:
             earlier = self.roles.setdefault(name, [])
             earlier += [role for role in wanted[name] if role not in earlier]
             self.changed.setdefault(name, []).extend(result.changed.get(name, []))
+            self.findings.setdefault(name, []).extend(result.findings.get(name, []))
             if name in result.unreachable:
                 hint = "run the same command again; it carries on"
                 self._end(name, "unreachable", Unreachable(result.unreachable[name], where=name, hint=hint))
@@ -253,6 +257,7 @@ class _Provision:
 
     def _end(self, name: str, status: str, error: BigironError | None = None) -> Outcome:
         outcome = Outcome(name, status, self.roles.get(name, []), self.changed.get(name, []), error)
+        outcome.findings = self.findings.get(name, [])
         self.outcomes[name] = outcome
         return outcome
 
@@ -303,13 +308,15 @@ class _Provision:
 
 
 def complete(
-    target: Target, wish: Mapping[str, Any], prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S
+    target: Target, wish: Mapping[str, Any], prompt: str, tokens: int, timeout_s: float = COMPLETION_TIMEOUT_S, **where: Any
 ) -> dict[str, Any]:
     """One completion by the host's own server, asked on the host itself, with the key that only the host knows.
 
+    ``where`` (host, port) is for a server that does not listen where the inventory says.
+
     Returns the answer of `bigiron.onhost.serving.main` (speeds in tok/s). Raises BigironError when the server does not answer.
     """
-    request = llama_server.completion(wish, prompt, tokens, timeout_s)
+    request = {**llama_server.completion(wish, prompt, tokens, timeout_s), **where}
     with Session(target) as session:
         answer = session.run_program(SERVE, request, timeout_s=timeout_s + 30)
     if not answer.get("ok"):

@@ -10,12 +10,13 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bigiron import parts
 from bigiron.errors import BigironError, Refused
+from bigiron.fleet import pinning
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.ssh import Session, run_many
 from bigiron.hub import headers, tree
@@ -137,10 +138,11 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
     looks = {name: result for name, result in seen.items() if isinstance(result, Look)}
     facts: list[Facts] = []
     listed: dict[Repository, headers.Candidates] = {}
-    for name, one in looks.items():
+    for name, one in list(looks.items()):
         asked = model_part.repository(one.wish)
         try:
             planner.suited(name, one.machine)
+            looks[name] = one = replace(one, wish=pinning.pinned(one.wish))
             if asked not in listed:  # a lab serves few models on many hosts
                 listed[asked] = candidates(one.target, asked)
         except BigironError as error:

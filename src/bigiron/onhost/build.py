@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ..errors import BigironError
-from . import gpuproof, release
+from . import gpuproof, release, trial
 from .compile import Request, collect, compile_release, named
 from .progress import Progress
+from .source import no_room
 from .system import sha256_of
 
 __all__ = ["Request", "ensure", "main"]
@@ -27,15 +28,15 @@ __all__ = ["Request", "ensure", "main"]
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """See `ensure`; JSON in, JSON out."""
-    lists = {name: tuple(request.get(name) or ()) for name in ("targets", "library_path", "compilers")}
+    lists = {name: tuple(request.get(name) or ()) for name in ("targets", "source_mirrors", "library_path", "compilers")}
     return ensure(Request(**{**request, **lists}))
 
 
 def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> dict[str, Any]:
-    """Make ``current`` the release of this fingerprint.
+    """Make ``current`` the release of this fingerprint; with ``activate`` off it is only made, and nothing that runs is touched.
 
     Returns ``{"changed", "how", "fingerprint", "release", "before", "pruned"}``, ``how`` being ``"present"``, ``"archive"`` or
-    ``"built"``; outside check mode also ``"manifest"``, and ``"packed"`` and ``"packed_sha256"`` when asked for.
+    ``"built"``; outside check mode also ``"manifest"``, ``"trial"`` (`trial.beside`) and ``"findings"`` for a person, and ``"packed"`` and ``"packed_sha256"`` when asked for.
     """
     request = named(request)
     if not request.fingerprint:
@@ -57,7 +58,7 @@ def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> 
         "pruned": [],
     }
     if request.check:
-        return {**answer, "changed": how != "present" or before != request.fingerprint}
+        return {**answer, "changed": how != "present" or (request.activate and before != request.fingerprint)}
     try:
         changed = False
         if how != "present":
@@ -65,20 +66,35 @@ def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> 
                 if release.problems(folder, request.fingerprint):  # another run may have made it while this one waited
                     _install(request, report)
                     changed = True
-        if request.gpu and (changed or before != request.fingerprint):
-            gpuproof.prove(folder, request.user, request.gpu)
-        if release.flip(layout, request.fingerprint) is not None or before is None:
-            changed = True
-        answer["pruned"] = release.prune(layout)
-        _drop_old_files(request)
+        if request.activate:
+            changed = _take_into_use(request, answer, report, new=changed) or changed
         if request.pack:
             archive = Path(request.build_root) / "releases" / f"{request.fingerprint}.tar.gz"
             report("packing the release", 0, 1)
             answer.update(packed=str(archive), packed_sha256=release.pack(folder, archive))
         return {**answer, "changed": changed, "manifest": release.read_manifest(folder)}
+    except OSError as error:
+        raise no_room(error, folder) from error
     finally:
         if isinstance(report, Progress):
             report.close()
+
+
+def _take_into_use(request: Request, answer: dict[str, Any], report: Callable[..., None], *, new: bool) -> bool:
+    """Prove the release where it is going to serve, then move ``current``; whether that moved. ``answer`` gets ``pruned`` and ``findings``."""
+    layout, before = request.layout, answer["before"]
+    moves = before != request.fingerprint
+    if request.gpu and (new or moves):
+        gpuproof.prove(layout.release(request.fingerprint), request.user, request.gpu)
+    if request.trial and before and moves:
+        tried = trial.beside(layout, request.fingerprint, request.user, bool(request.gpu), report)
+        if tried:
+            answer["trial"] = tried
+            answer["findings"] = [tried["told"]]
+    moved = release.flip(layout, request.fingerprint) is not None or before is None
+    answer["pruned"] = release.prune(layout)
+    _drop_old_files(request)
+    return moved
 
 
 def _drop_old_files(request: Request) -> None:

@@ -1,11 +1,10 @@
-"""Pinned source to programs: fetch, unpack, configure with exactly the plan's options, compile, collect what runs.
+"""Pinned source to programs: configure with exactly the plan's options, compile, collect what runs.
 
 Standard library only: this file also runs on hosts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -14,19 +13,18 @@ import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
-from urllib.parse import unquote, urlsplit
 
 from ..errors import BigironError, Refused
 from ..units import gib
 from . import release
-from .fetch import Item, Patience, fetch
 from .progress import write_atomic
 from .release import Layout
-from .system import sha256_of
+from .source import Source, is_full, unpacked
 
 MINIMUM_FREE_BYTES = 2 * 1024**3
 RPATH = "$ORIGIN;$ORIGIN/../lib"
 BACKENDS = ("CUDA", "HIP", "METAL", "VULKAN", "SYCL", "RPC", "OPENCL", "MUSA")
+FULL = "No space left on device"
 ON = frozenset({"ON", "1", "TRUE", "YES", "Y"})
 
 
@@ -40,6 +38,7 @@ class Request:
     identity: dict[str, Any]
     user: str
     source_url: str = ""
+    source_mirrors: tuple[str, ...] = ()
     source_sha256: str = ""
     source_subdir: str = ""
     build_number: int = 0
@@ -55,12 +54,18 @@ class Request:
     archive: str = ""
     archive_sha256: str = ""
     pack: bool = False
+    activate: bool = True
+    trial: bool = True
     check: bool = False
     lock_wait_s: float = 4 * 3600.0
 
     @property
     def layout(self) -> Layout:
         return Layout(Path(self.prefix))
+
+    @property
+    def source(self) -> Source:
+        return Source(self.source_url, tuple(self.source_mirrors), self.source_sha256, self.source_subdir, self.commit)
 
     @property
     def work(self) -> Path:
@@ -73,7 +78,7 @@ def compile_release(request: Request, report: Callable[..., None]) -> None:
     work = request.work
     _check_inputs(request)
     inputs = {
-        "source_sha256": request.source_sha256,
+        **request.source.identity,
         "subdir": request.source_subdir,
         "options": cmake_options(request),
         "environment": request.environment,
@@ -87,18 +92,17 @@ def compile_release(request: Request, report: Callable[..., None]) -> None:
     for other in work.parent.iterdir():
         if other != work:
             shutil.rmtree(other, ignore_errors=True)
-    source = _source(request, report)
-    _configure(request, source, report)
+    folder = unpacked(request.source, work, Path(request.build_root) / "sources", report)
+    _configure(request, folder, report)
     _ninja(request, report)
 
 
 def _check_inputs(request: Request) -> None:
-    if not request.source_url or not re.fullmatch(r"[0-9a-f]{64}", request.source_sha256) or not request.targets:
-        raise BigironError(
-            "a build needs llama_cpp_source_url, llama_cpp_source_sha256 (64 hex digits) and llama_cpp_targets",
-            where="llama_cpp",
-        )
-    missing = [tool for tool in ("cmake", "ninja", "ldd", *(["ccache"] if request.ccache_dir else [])) if not _which(tool)]
+    request.source.check()
+    if not request.targets:
+        raise Refused("a build needs llama_cpp_targets", where="llama_cpp")
+    wanted = {"cmake": True, "ninja": True, "g++": True, "ldd": True, "ccache": request.ccache_dir, "git": request.source.is_git}
+    missing = [tool for tool, needed in wanted.items() if needed and not _which(tool)]
     if missing:
         raise BigironError(f"not installed: {', '.join(missing)}", hint="apply role base with base_packages, or install them")
     Path(request.build_root).mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -115,52 +119,6 @@ def _which(tool: str) -> Optional[str]:
     return shutil.which(tool, path=release.CLEAN_PATH)
 
 
-def _source(request: Request, report: Callable[..., None]) -> Path:
-    """The unpacked source folder that holds CMakeLists.txt; the archive is fetched and checked first."""
-    unpacked = request.work / "src"
-    if not unpacked.is_dir():
-        archives = Path(request.build_root) / "sources"
-        archives.mkdir(mode=0o755, parents=True, exist_ok=True)
-        archive = archives / request.source_sha256
-        if not archive.is_file() or sha256_of(archive) != request.source_sha256:
-            with contextlib.suppress(FileNotFoundError):
-                archive.unlink()
-            _bring(request, archive, report)
-        report("unpacking the source", 0, 1)
-        fresh = request.work / "src.new"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(mode=0o755)
-        release.unpack(archive, fresh, request.source_subdir)
-        fresh.rename(unpacked)
-    source = unpacked / request.source_subdir if request.source_subdir else _only_folder(unpacked)
-    if not (source / "CMakeLists.txt").is_file():
-        raise BigironError(
-            f"the source archive has no {request.source_subdir or '.'}/CMakeLists.txt", where=request.source_url,
-            hint="set llama_cpp_source_subdir to the folder that holds llama.cpp's CMakeLists.txt",
-        )  # fmt: skip
-    return source
-
-
-def _bring(request: Request, archive: Path, report: Callable[..., None]) -> None:
-    """The source archive at ``archive``, checked; ``file://`` names a file on this host, for hosts without a network."""
-    if not request.source_url.startswith("file://"):
-        item = Item(request.source_url, archive, request.source_sha256)
-        fetch(item, patience=Patience(300.0), report=lambda done: report("fetching the source", done, 0, "bytes"))
-        return
-    local = Path(unquote(urlsplit(request.source_url).path))
-    if not local.is_file():
-        raise BigironError("the source archive is not on this host", where=request.source_url)
-    got = sha256_of(local)
-    if got != request.source_sha256:
-        raise BigironError(f"wrong content: SHA-256 is {got}, expected {request.source_sha256}", where=str(local))
-    shutil.copyfile(local, archive)
-
-
-def _only_folder(unpacked: Path) -> Path:
-    inside = list(unpacked.iterdir())
-    return inside[0] if len(inside) == 1 and inside[0].is_dir() else unpacked
-
-
 def named(request: Request) -> Request:
     """The request with its identity and fingerprint filled in from this host, where the plan could not know them.
 
@@ -172,7 +130,7 @@ def named(request: Request) -> Request:
     options = cmake_options(request)
     native = options.get("GGML_NATIVE", "ON").upper() in ON
     identity = dict(request.identity) or {
-        "source_sha256": request.source_sha256,
+        **request.source.identity,
         "options": options,
         "libc": release.libc_version(),
         "cpu_baseline": release.cpu_flags() if native else [],
@@ -254,6 +212,9 @@ def _configure(request: Request, source: Path, report: Callable[..., None]) -> N
             close_fds=False,
         ).returncode
     text = log.read_text(encoding="utf-8", errors="replace")
+    if code != 0 and (FULL in text or is_full(request.work)):
+        what, hint = explain_failure(FULL)
+        raise BigironError(what, where=str(log), hint=hint)
     if code != 0:
         raise BigironError(f"cmake failed (exit code {code}): {_cmake_error(text)}", where=str(log))
     found = configure_problems(text, cmake_options(request))
@@ -295,7 +256,8 @@ def _ninja(request: Request, report: Callable[..., None]) -> None:
                 stream.flush()
                 report("compiling", int(step.group(1)), int(step.group(2)))
     if process.returncode != 0:
-        what, hint = explain_failure(log.read_text(encoding="utf-8", errors="replace"))
+        said = log.read_text(encoding="utf-8", errors="replace")
+        what, hint = explain_failure(FULL if is_full(request.work) else said)
         raise BigironError(f"the build failed: {what}", where=str(log), hint=hint)
 
 
@@ -310,7 +272,7 @@ def explain_failure(log: str) -> tuple[str, str]:
             "the compiler was killed, most likely out of memory",
             "lower llama_cpp_jobs (about 1.5 GiB a job), then run it again",
         )
-    if "No space left on device" in log:
+    if FULL in log:
         return "the disk is full", "make room and run it again: what was compiled is kept"
     failed = log.find("FAILED:")
     where = log[failed:] if failed >= 0 else log

@@ -42,15 +42,28 @@ class Service(NamedTuple):
 
 def keep(service: Service, depends_on: List[str]) -> bool:
     """Keep what runs now; False when nothing runs, or when an interrupted run kept something and what runs has not proved ready since."""
+    kept = running(service)
+    if not kept or (service.record.exists() and not _proved(service, kept, depends_on)):
+        return False
+    service.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(service.record, json.dumps(kept), 0o600)
+    if kept["release"]:
+        release.point(service.pin, f"releases/{kept['release']}")
+    return True
+
+
+def running(service: Service) -> Optional[Dict[str, Any]]:
+    """What serves now: process, address, model, release and files; None when nothing runs."""
     now = serving.show(service.unit)
     pid = int(now.get("MainPID") or 0)
     if now.get("ActiveState") != "active" or not pid:
-        return False
+        return None
     argv = Tree().text(f"/proc/{pid}/cmdline").split("\0")
-    kept: Dict[str, Any] = {
+    return {
         "pid": pid,
         "host": _option(argv, "--host", "127.0.0.1"),
         "port": int(_option(argv, "--port", "8080")),
+        "model": _option(argv, "--model", ""),
         "release": _release(service, pid),
         "files": {
             str(path): {"text": path.read_text(encoding="utf-8"), "mode": path.stat().st_mode & 0o7777, "time": path.stat().st_mtime_ns}
@@ -58,13 +71,6 @@ def keep(service: Service, depends_on: List[str]) -> bool:
             if path.is_file()
         },
     }  # fmt: skip
-    if service.record.exists() and not _proved(service, kept, depends_on):
-        return False
-    service.record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomic(service.record, json.dumps(kept), 0o600)
-    if kept["release"]:
-        release.point(service.pin, f"releases/{kept['release']}")
-    return True
 
 
 def _option(argv: List[str], name: str, default: str) -> str:

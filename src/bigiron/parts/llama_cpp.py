@@ -11,8 +11,8 @@ from bigiron.machine.backends import Choice
 from bigiron.machine.description import Machine
 from bigiron.parts import base
 from bigiron.parts.part import RELEASE, Facts, Planned, Reason, Resource, Space, Watched
-from bigiron.plan import build_options
-from bigiron.plan.build_options import Access, Identity, Source
+from bigiron.plan import build_options, sources
+from bigiron.plan.build_options import Access, Identity
 from bigiron.plan.releases import Candidate
 from bigiron.units import MIB, count, gib
 
@@ -20,12 +20,14 @@ STAGE = RELEASE
 PREFIX = "/opt/bigiron"
 BUILD_ROOT = "/var/cache/bigiron"
 CURRENT = f"{PREFIX}/current"
-PACKAGES = ("ccache", "cmake", "g++", "ninja-build")
+PACKAGES = ("ccache", "cmake", "g++", "git", "ninja-build")
+"""What a build may need; git only to bring the source of a repository."""
 _COMPILER = "g++"
 
 
 def packages(facts: Facts) -> tuple[str, ...]:
-    return PACKAGES if facts.release.built_here else ()
+    unneeded = () if sources.read(facts.wish).kind == sources.GIT else ("git",)
+    return tuple(name for name in PACKAGES if name not in unneeded) if facts.release.built_here else ()
 
 
 def directories(_wish: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -34,17 +36,6 @@ def directories(_wish: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def watch(_wish: Mapping[str, Any]) -> Watched:
     return {"release": [PREFIX], "link": [CURRENT], "compiler": [_COMPILER], "disk": [PREFIX, BUILD_ROOT]}
-
-
-def source(wish: Mapping[str, Any]) -> Source:
-    """The pinned source archive."""
-    return Source(
-        url=wish["llama_cpp_source_url"],
-        sha256=wish["llama_cpp_source_sha256"],
-        subdir=wish["llama_cpp_source_subdir"],
-        build_number=wish["llama_cpp_build_number"],
-        commit=wish["llama_cpp_commit"],
-    )
 
 
 def backend(wish: Mapping[str, Any], machine: Machine, built: Collection[str]) -> Choice:
@@ -78,10 +69,11 @@ def gpu(facts: Facts) -> dict[str, Any]:
 def candidate(facts: Facts) -> Candidate:
     """What this host brings to the choice of a release for its platform."""
     wish, machine = facts.wish, facts.machine
+    source = sources.read(wish)
     options, baseline = build_options.options(
         machine.arch,
         machine.cpu.flags,
-        source(wish),
+        source,
         web_ui=wish["llama_cpp_web_ui"],
         extra=wish["llama_cpp_extra_options"],
         toolchains=facts.toolchains,
@@ -90,7 +82,7 @@ def candidate(facts: Facts) -> Candidate:
     )
     compiler = facts.observed.get("compilers", {}).get(_COMPILER, {})
     versions = {each.backend: each.version for each in facts.toolchains}
-    identity = Identity(wish["llama_cpp_source_sha256"], options, "", machine.libc, baseline, versions)
+    identity = Identity(source.identity(), options, "", machine.libc, baseline, versions)
     return Candidate(
         facts.host, identity, _installed(facts.observed), compiler.get("version") or compiler.get("candidate") or ""
     )
@@ -112,11 +104,13 @@ def help_text(facts: Facts) -> str:
 def plan(facts: Facts, _so_far: Planned) -> Planned:
     release, machine = facts.release, facts.machine
     mark, archive, identity = release.fingerprint, release.archive, release.identity.to_json()
+    source = sources.read(facts.wish)
     jobs = build_options.jobs(machine.cpu.threads, machine.memory.available_bytes)
     variables = {
         "llama_cpp_prefix": PREFIX,
         "llama_cpp_build_root": BUILD_ROOT,
         "llama_cpp_user": base.USER,
+        **(source.found if release.built_here else {}),
         "llama_cpp_options": identity["options"],
         "llama_cpp_build_environment": {name: value for each in facts.toolchains for name, value in each.environment.items()},
         "llama_cpp_library_path": [folder for each in facts.toolchains for folder in each.library_path],
@@ -155,7 +149,7 @@ def _no_gpu(facts: Facts) -> tuple[list[Refused], list[str]]:
 
 def _reasons(facts: Facts, jobs: int) -> list[Reason]:
     release, machine = facts.release, facts.machine
-    built = f"llama.cpp {source(facts.wish).commit}, {release.identity.compiler or 'compiler unknown'}, {machine.libc}: {release.why}"
+    built = f"llama.cpp {sources.read(facts.wish).commit}, {release.identity.compiler or 'compiler unknown'}, {machine.libc}: {release.why}"
     origin = f"{release.fingerprint or '(named once the compiler is installed)'} from {release.build_from}"
     baseline = ", ".join(release.identity.cpu_baseline) or (
         "every x86-64 generation" if facts.wish["llama_cpp_all_cpus"] else "baseline"
@@ -185,7 +179,7 @@ def _space(facts: Facts) -> list[Space]:
 
 
 def lock(facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
-    pinned = source(facts.wish)
+    pinned = sources.read(facts.wish)
     return {
         "release": {"fingerprint": variables["llama_cpp_fingerprint"], **variables["llama_cpp_identity"]},
         "source": {"url": pinned.url, "commit": pinned.commit},

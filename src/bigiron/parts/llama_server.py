@@ -39,6 +39,11 @@ def key_path(wish: Mapping[str, Any]) -> str:
     return f"{CONFIG_DIR}/credentials/{wish['llama_server_service']}.key"
 
 
+def rollback_path(wish: Mapping[str, Any]) -> str:
+    """Where the host keeps the way back to the previous release and unit (`bigiron.onhost.rollback`)."""
+    return f"{CONFIG_DIR}/{wish['llama_server_service']}.rollback.json"
+
+
 def depends_on(wish: Mapping[str, Any]) -> list[str]:
     """The paths that make a process stale when they change after its start: for observer, role and verifier alike."""
     return [unit_path(wish), key_path(wish), llama_cpp.CURRENT, model.proof(wish)]
@@ -75,6 +80,7 @@ def watch(wish: Mapping[str, Any]) -> Watched:
         "secret": [key_path(wish)],
         "service": {unit(wish): where},
         "port": [wish["llama_server_port"]],
+        "rollback": [rollback_path(wish)],
     }
 
 
@@ -108,6 +114,7 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
     resources = (
         file_resource("llama_server", unit_path(wish), render("llama-server.service", variables)),
         Resource("secret", key_path(wish), "llama_server", private),
+        *_rolled_back(facts),
         Resource("service", unit(wish), "llama_server", runs),
     )
     listens = f"{wish['llama_server_host']}:{wish['llama_server_port']}"
@@ -121,6 +128,13 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
         [*_refused(facts), *refusals, *_taken(facts), *_not_understood(facts, argv)],
         [*findings, *advice],
     )
+
+
+def _rolled_back(facts: Facts) -> list[Resource]:
+    """That nobody rolled this service back: a difference of its own where somebody did, beside the release and the unit that differ then."""
+    path = rollback_path(facts.wish)
+    done = facts.observed["rollbacks"].get(path, {}).get("rolled_back")
+    return [Resource("rollback", path, "llama_server")] if done else []
 
 
 def _gpu(facts: Facts) -> dict[str, Any]:

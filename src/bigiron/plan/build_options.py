@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigiron.plan.sources import Source
 from bigiron.units import GIB
 
 TARGETS = ("llama-server", "llama-bench", "llama-fit-params", "llama-gguf-split")
@@ -40,21 +41,10 @@ ARM_EXTENSIONS = {"asimddp": "dotprod", "asimdhp": "fp16", "i8mm": "i8mm", "sve"
 
 
 @dataclass(frozen=True)
-class Source:
-    """A llama.cpp source archive, pinned: ``url`` may change, the ``sha256`` may not."""
-
-    url: str
-    sha256: str
-    subdir: str
-    build_number: int
-    commit: str
-
-
-@dataclass(frozen=True)
 class Identity:
-    """Everything that decides the bytes of a release; its hash is the fingerprint."""
+    """Everything that decides the bytes of a release; its hash is the fingerprint. ``source`` is `Source.identity`."""
 
-    source_sha256: str
+    source: Mapping[str, str]
     options: Mapping[str, str]
     compiler: str
     libc: str
@@ -64,7 +54,7 @@ class Identity:
     def to_json(self) -> dict[str, Any]:
         """As it is hashed; what a CPU build does not have is left out, so that its name is what it always was."""
         return {
-            "source_sha256": self.source_sha256,
+            **self.source,
             "options": dict(sorted(self.options.items())),
             "compiler": self.compiler,
             "libc": self.libc,

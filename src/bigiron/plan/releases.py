@@ -115,3 +115,30 @@ def _left(identity: Identity, cached: Sequence[CachedRelease]) -> str:
             for problem in unfit(one.identity, identity.cpu_baseline, identity.libc):
                 return f"; {one.fingerprint} is left out: {problem}"
     return ""
+
+
+def unlike(planned: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Why two identities have two fingerprints: one sentence for each thing that differs, none when they are the same."""
+    told = []
+    for name, word in (("source_sha256", "source SHA-256"), ("source_commit", "source commit"), ("compiler", "compiler"), ("libc", "C library")):
+        if planned.get(name) != there.get(name):
+            told.append(f"{word}: {there.get(name) or 'none'} there, {planned.get(name) or 'not known yet'} planned")
+    for group, word in (("options", "option"), ("toolchains", "toolchain")):
+        mine, theirs = planned.get(group) or {}, there.get(group) or {}
+        told += [
+            f"{word} {name}: {theirs.get(name, 'not set')} there, {mine.get(name, 'not set')} planned"
+            for name in sorted({*mine, *theirs})
+            if mine.get(name) != theirs.get(name)
+        ]
+    mine, theirs = set(planned.get("cpu_baseline") or ()), set(there.get("cpu_baseline") or ())
+    if theirs - mine:
+        told.append(f"CPU: it needs {', '.join(sorted(theirs - mine))}, which the plan does not")
+    if mine - theirs:
+        told.append(f"CPU: it makes no use of {', '.join(sorted(mine - theirs))}")
+    known = {"source_sha256", "source_commit", "compiler", "libc", "options", "toolchains", "cpu_baseline"}
+    told += [
+        f"{name}: {there.get(name)} there, {planned.get(name)} planned"
+        for name in sorted({*planned, *there} - known)
+        if planned.get(name) != there.get(name)
+    ]
+    return told

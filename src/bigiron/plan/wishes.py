@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from bigiron.errors import UsageError
 from bigiron.onhost.apikey import check_api_key
 from bigiron.paths import PROJECT, cache_dir, write_atomic
-from bigiron.plan import places
+from bigiron.plan import places, sources
 
 __all__ = ["CHECKS", "GIVEN", "SCHEMA", "Variable", "check_api_key", "read", "schema", "unknown"]
 
@@ -139,7 +139,11 @@ def _parts() -> tuple[str, ...]:
 
 @cache
 def _rules() -> hashlib._Hash:
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in (*_sources(), Path(__file__), Path(places.__file__))))
+    return hashlib.sha256(
+        b"\0".join(
+            file.read_bytes() for file in (*_sources(), Path(__file__), Path(places.__file__), Path(sources.__file__))
+        )
+    )
 
 
 def _digest(text: str) -> str:
@@ -210,6 +214,8 @@ def _validated(values: Mapping[str, Any]) -> dict[str, Any]:
         for name, variable in settable.items()
         if _missing(variable, values.get(name, ""))
     ]
+    if not {problem.name for problem in problems} & {name for name in settable if name.startswith("llama_cpp_")}:
+        problems += [Problem(*each) for each in sources.problems(result)]
     if problems:
         raise _Wrong(problems)
     return result

@@ -126,6 +126,8 @@ def show_outcomes(outcomes: Sequence[Outcome], seconds: float, *, as_json: bool)
         if outcome.reboot:
             words = [f"{words[0]}: {'; '.join(outcome.reboot)}", *words[1:], f"next: {outcome.next}"]
         print("; ".join(words))
+        for finding in outcome.findings:
+            print(f"  note: {finding}")
         if outcome.error:
             console.error(outcome.error)
     print(f"{duration(seconds)}")
