@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from bigiron.parts import base, llama_cpp, llama_server, model, time_sync
+from bigiron.parts import base, llama_cpp, llama_server, model, time_sync, vulkan
 from bigiron.parts.part import RELEASE, SERVICE, STAGES, Part, Watched
 
-PARTS: tuple[Part, ...] = (base, time_sync, llama_cpp, model, llama_server)
+PARTS: tuple[Part, ...] = (base, time_sync, vulkan, llama_cpp, model, llama_server)
 
 
 def name_of(part: Part) -> str:

@@ -64,7 +64,7 @@ def choose(candidates: Sequence[Candidate], cached: Sequence[CachedRelease]) -> 
     """
     platforms: dict[str, list[Candidate]] = {}
     for candidate in candidates:
-        platforms.setdefault(build_options.fingerprint(candidate.identity.to_json()), []).append(candidate)
+        platforms.setdefault(build_options.fingerprint(_unversioned(candidate.identity.to_json())), []).append(candidate)
     choices: dict[str, Release] = {}
     for members in platforms.values():
         choices.update(_of_platform(members, cached))
@@ -79,17 +79,17 @@ def _of_platform(members: Sequence[Candidate], cached: Sequence[CachedRelease]) 
     packed.sort(key=lambda release: (release.fingerprint not in running, release.fingerprint))
     if packed:
         archive = packed[0]
-        identity = replace(identity, compiler=str(archive.identity["compiler"]))
+        identity = _of(identity, archive.identity)
         kept = Release(identity, ARCHIVE, archive, "built earlier for this platform and kept on the controller")
         here = Release(identity, INSTALLED, archive, "runs here already")
         return {one.host: here if holders.get(one.host, ("",))[0] == archive.fingerprint else kept for one in members}
     if holders:
         owner, (_, proved) = min(holders.items(), key=lambda item: (item[1][0], item[0]))
-        identity, why = replace(identity, compiler=str(proved["compiler"])), "runs here already"
+        identity, why = _of(identity, proved), "runs here already"
     else:
-        builder = next((one for one in members if one.compiler), members[0])
+        builder = max(members, key=lambda one: bool(one.compiler) + all(one.identity.toolchains.values()))
         owner, why = builder.host, f"the first of its platform builds, the others install its release{_left(identity, cached)}"
-        identity = replace(identity, compiler=builder.compiler)
+        identity = replace(builder.identity, compiler=builder.compiler)
     mark = build_options.fingerprint(identity.to_json())
     choices = {}
     for one in members:
@@ -103,7 +103,17 @@ def _of_platform(members: Sequence[Candidate], cached: Sequence[CachedRelease]) 
 
 
 def _same_but_compiler(identity: Identity, other: Mapping[str, Any]) -> bool:
-    return {**identity.to_json(), "compiler": ""} == {**other, "compiler": ""}
+    """The same but for the versions of what compiled it."""
+    return _unversioned(identity.to_json()) == _unversioned(other)
+
+
+def _unversioned(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {**identity, "compiler": "", "toolchains": sorted(identity.get("toolchains", {}))}
+
+
+def _of(identity: Identity, other: Mapping[str, Any]) -> Identity:
+    """``identity`` with the versions of ``other``."""
+    return replace(identity, compiler=str(other["compiler"]), toolchains=dict(other.get("toolchains", {})))
 
 
 def _left(identity: Identity, cached: Sequence[CachedRelease]) -> str:
