@@ -9,7 +9,8 @@ short_description: Keep what a service was until its successor is ready, or put 
 description:
   - C(kept) notes unit file, key and release of the running process; when nothing runs there is nothing to keep.
   - C(restored) puts them back, restarts what does not run as before, and waits until it is ready. Without anything kept the unit is stopped and disabled.
-  - C(absent) says that the successor is ready. What it replaced becomes the way back, in C(rollback), if that was another pair of unit and release. A run that was interrupted in between leaves it to the next one.
+  - C(absent) says that the successor is ready. What it replaced becomes the way back, in C(rollback),
+    if that was another pair of unit and release. A run that was interrupted in between leaves it to the next one.
   - C(rolled_back) keeps what runs and puts the pair of C(rollback) in its place; it starts nothing.
   - Keeping and forgetting are notes of one run and no change of the host.
 options:

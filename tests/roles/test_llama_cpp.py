@@ -152,7 +152,9 @@ def repository(builder):
         text = {Path(one.name).name: tar.extractfile(one).read().decode() for one in tar}
     files = "".join(f"cat >{name} <<'END'\n{content}\nEND\n" for name, content in text.items())
     git = "git -c user.name=t -c user.email=t@example.org"
-    builder.sh(f"rm -rf /srv/up; mkdir -p /srv/up; cd /srv/up; git init --quiet\n{files}{git} add .; {git} commit --quiet -m one")
+    builder.sh(
+        f"rm -rf /srv/up; mkdir -p /srv/up; cd /srv/up; git init --quiet\n{files}{git} add .; {git} commit --quiet -m one"
+    )
     yield "git+file:///srv/up", builder.sh("git -C /srv/up rev-parse HEAD").strip()
     builder.sh("rm -rf /srv/up")
 
@@ -188,7 +190,7 @@ def test_a_disk_that_fills_up_during_a_build_is_named_and_the_next_run_carries_o
     """A file system that has no more room for files, so that unpacking, configuring or compiling meets the real error."""
     assert builder.run("llama_cpp", **wanted(files)).code == 0
     before = current(builder)
-    content = archive(lib=f"// {inodes}\n" + '#include <cstdio>\nint say(const char *text) { std::puts(text); return 0; }\n')
+    content = archive(lib=f"// {inodes}\n" + "#include <cstdio>\nint say(const char *text) { std::puts(text); return 0; }\n")
     options = {"llama_cpp_options": {"CMAKE_BUILD_TYPE": "Release", "STUB_SPEED": str(inodes)}}
     builder.sh(f"mkdir -p /var/cache/bigiron; mount -t tmpfs -o size=3G,nr_inodes={inodes},mode=755 none /var/cache/bigiron")
     try:
@@ -216,7 +218,9 @@ UNUSED = {"llama_cpp_extra_options": {"GGML_RENAMED": "ON"}}
         pytest.param(None, UNUSED, "without effect in this llama.cpp: GGML_RENAMED", id="unused option"),
         pytest.param(None, {"llama_cpp_targets": ["llama-server", "llama-none"]}, "llama-none", id="no such target"),
         pytest.param(None, {"llama_cpp_source_url": "file:///srv/none.tar"}, "is not on this host", id="no such archive"),
-        pytest.param(archive(cmake="project(other)"), {}, "is not llama.cpp: its CMakeLists.txt is of project other", id="not llama.cpp"),
+        pytest.param(
+            archive(cmake="project(other)"), {}, "is not llama.cpp: its CMakeLists.txt is of project other", id="not llama.cpp"
+        ),
         pytest.param(None, {"llama_cpp_source_subdir": "elsewhere"}, "elsewhere/CMakeLists.txt", id="no such folder"),
         pytest.param(None, {"llama_cpp_user": "nobody-there"}, "nobody-there", id="no such user"),
         pytest.param(None, {"llama_cpp_ccache_dir": "/var/cache/x"}, "not installed: ccache", id="no ccache"),

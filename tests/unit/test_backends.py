@@ -100,7 +100,7 @@ def test_a_gpu_build_gets_the_attention_kernels_of_the_planned_cache(
 
 
 def test_a_toolchain_is_part_of_the_identity_and_a_cpu_build_keeps_its_name() -> None:
-    cpu = Identity(SOURCE.sha256, {}, "g++ 12.2.0", "glibc 2.36", ())
+    cpu = Identity(SOURCE.identity(), {}, "g++ 12.2.0", "glibc 2.36", ())
     assert "toolchains" not in cpu.to_json()
     marks = {build_options.fingerprint(replace(cpu, toolchains={"cuda": version}).to_json()) for version in ("13.0", "13.5.37")}
     assert len({*marks, build_options.fingerprint(cpu.to_json())}) == 3

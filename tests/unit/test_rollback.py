@@ -82,7 +82,7 @@ def test_release_and_unit_go_back_together_and_only_once(host: Host) -> None:
     done = host.way.read()["rolled_back"]
     assert (done["from"], done["to"]) == ("new", "old")
     assert not host.service.record.exists()
-    with pytest.raises(Refused, match="was rolled back already, on 2.* and nothing older is kept") as caught:
+    with pytest.raises(Refused, match=r"was rolled back already, on 2.* and nothing older is kept") as caught:
         onhost.take_back(host.way, [])
     assert "provision" in str(caught.value.hint)
 
@@ -223,7 +223,11 @@ def test_a_host_goes_back_and_is_asked_where_the_previous_unit_listens(monkeypat
 
 @pytest.mark.parametrize(
     ("record", "says"),
-    [(None, "nothing is kept"), ({"kept": None, "rolled_back": DONE}, "was rolled back already"), ({"error": "x"}, "cannot be read: x")],
+    [
+        (None, "nothing is kept"),
+        ({"kept": None, "rolled_back": DONE}, "was rolled back already"),
+        ({"error": "x"}, "cannot be read: x"),
+    ],
 )
 def test_one_host_with_nothing_to_go_back_to_stops_the_run_before_it_begins(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record: Any, says: str

@@ -47,7 +47,9 @@ def repository(tmp_path: Path) -> tuple[str, str, str]:
 
     def git(*words: str) -> str:
         who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
-        return subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
 
     git("init", "--quiet")
     commits = []
@@ -82,7 +84,9 @@ def test_mirrors_are_tried_in_order_and_all_answers_are_told(tmp_path: Path) -> 
     archive(tmp_path / "bad.tar", folder="other")
     addresses = [f"file://{tmp_path}/{name}.tar" for name in ("none", "bad", "good")]
     assert bring(tmp_path, *addresses, sha256=digest).is_dir()
-    with pytest.raises(BigironError, match="none of 2 addresses has the source: .*none.tar: .*not on this host; .*bad.tar: wrong content"):
+    with pytest.raises(
+        BigironError, match=r"none of 2 addresses has the source: .*none.tar: .*not on this host; .*bad.tar: wrong content"
+    ):
         bring(tmp_path / "other", *addresses[:2], sha256="1" * 64)
 
 
@@ -124,7 +128,14 @@ def test_a_mirror_of_a_repository_serves_when_the_first_is_away(tmp_path: Path, 
 @pytest.mark.parametrize("commit", ["main", "b2", "0123abc", ""])
 def test_a_branch_a_tag_or_half_a_commit_is_refused_on_the_host_too(tmp_path: Path, commit: str) -> None:
     wanted = Request(
-        str(tmp_path), str(tmp_path), "a" * 16, {}, "root", source_url="git+https://h/x", commit=commit, targets=("llama-server",)
+        str(tmp_path),
+        str(tmp_path),
+        "a" * 16,
+        {},
+        "root",
+        source_url="git+https://h/x",
+        commit=commit,
+        targets=("llama-server",),
     )
     with pytest.raises(Refused, match="no full commit"):
         build.ensure(wanted, lambda *_: None)
@@ -136,7 +147,10 @@ def test_a_full_disk_is_told_as_one() -> None:
     assert no_room(OSError(errno.EIO, "broken", "/x"), Path("/y")).what == "broken"
 
 
-@pytest.mark.parametrize(("bavail", "files", "favail", "full"), [(10, 9, 9, True), (1 << 20, 100, 3, True), (1 << 20, 0, 0, False), (1 << 20, 99, 50, False)])
+@pytest.mark.parametrize(
+    ("bavail", "files", "favail", "full"),
+    [(10, 9, 9, True), (1 << 20, 100, 3, True), (1 << 20, 0, 0, False), (1 << 20, 99, 50, False)],
+)
 def test_a_file_system_without_room_or_without_files_left_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bavail: int, files: int, favail: int, full: bool
 ) -> None:
@@ -160,7 +174,10 @@ del GIT["llama_cpp_source_sha256"]
         ({"llama_cpp_source_url": "https://h/x.tar.gz"}, "llama_cpp_source_sha256 is not set"),
         ({"llama_cpp_source_mirrors": ["https://h/x.tar.gz"]}, "holds https://h/x.tar.gz, which is no git repository"),
         ({"llama_cpp_source_url": "/home/me/llama.cpp", "llama_cpp_floating": True}, "for a git repository only"),
-        ({"llama_cpp_source_url": "/home/me/llama.cpp", "llama_cpp_source_mirrors": ["git+https://h/x"]}, "no meaning for a folder"),
+        (
+            {"llama_cpp_source_url": "/home/me/llama.cpp", "llama_cpp_source_mirrors": ["git+https://h/x"]},
+            "no meaning for a folder",
+        ),
         ({"llama_cpp_source_url": "svn://h/x"}, "llama_cpp_source_url is"),
     ],
 )
@@ -210,7 +227,9 @@ def test_a_folder_is_packed_by_content_alone(tmp_path: Path, cache: Path) -> Non
     assert hashlib.sha256(first[0].read_bytes()).hexdigest() == first[1]
     work = tmp_path / "work"
     work.mkdir()
-    assert (unpacked(Source(f"file://{first[0]}", (), first[1], "", ""), work, tmp_path / "a", lambda *_: None) / "src/a.cpp").is_file()
+    assert (
+        unpacked(Source(f"file://{first[0]}", (), first[1], "", ""), work, tmp_path / "a", lambda *_: None) / "src/a.cpp"
+    ).is_file()
 
 
 def test_an_unchanged_folder_is_not_packed_twice(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,9 @@ ARGV = ["/opt/bigiron/current/bin/llama-server", "--model", "/srv/m-00001-of-000
 SERVICE = trial.Running(UNIT, ARGV)
 
 
-def host(root: Path, fingerprint: str = "oldoldold", unit: str = UNIT, available_gib: float = 64) -> tuple[release.Layout, Tree]:
+def host(
+    root: Path, fingerprint: str = "oldoldold", unit: str = UNIT, available_gib: float = 64
+) -> tuple[release.Layout, Tree]:
     """A planted /proc with one process that runs ``fingerprint`` as ``unit``, and a model in two files of 1 MiB."""
     layout = release.Layout(root / "opt/bigiron")
     layout.release(fingerprint).mkdir(parents=True)
@@ -125,11 +127,17 @@ def tried(world: Systemd) -> dict[str, str]:
     return trial._tried(SERVICE, world.folder, "llama")
 
 
-def test_it_runs_as_the_service_user_with_the_services_key_and_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_runs_as_the_service_user_with_the_services_key_and_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     world = Systemd(monkeypatch, tmp_path)
     assert tried(world)["outcome"] == "same"
     run = next(call for call in world.calls if call[0] == "systemd-run")
-    for word in ("--property=User=llama", "--property=OOMScoreAdjust=1000", "--property=LoadCredential=api-key:/etc/bigiron/credentials/main.key"):
+    for word in (
+        "--property=User=llama",
+        "--property=OOMScoreAdjust=1000",
+        "--property=LoadCredential=api-key:/etc/bigiron/credentials/main.key",
+    ):
         assert word in run
     assert run[run.index("--") + 1 : run.index("--") + 3] == ["/usr/bin/env", "-i"]
     assert [call[:2] for call in world.calls[-2:]] == [["systemctl", "stop"], ["systemctl", "reset-failed"]]
@@ -163,7 +171,14 @@ def installed(tmp_path: Path, mark: str, **more: Any) -> dict[str, Any]:
     archive = tmp_path / f"{mark}.tar.gz"
     digest = release.pack(folder, archive)
     wanted = build.Request(
-        str(tmp_path / "opt/bigiron"), str(tmp_path / "cache"), mark, {}, "root", archive=str(archive), archive_sha256=digest, **more
+        str(tmp_path / "opt/bigiron"),
+        str(tmp_path / "cache"),
+        mark,
+        {},
+        "root",
+        archive=str(archive),
+        archive_sha256=digest,
+        **more,
     )
     return build.ensure(wanted, lambda *_: None)
 
@@ -175,7 +190,9 @@ def open_folder(tmp_path: Path) -> None:
             folder.chmod(folder.stat().st_mode | 0o011)
 
 
-def test_current_moves_only_after_the_trial_and_the_finding_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_moves_only_after_the_trial_and_the_finding_is_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layout = release.Layout(tmp_path / "opt/bigiron")
     seen = []
 

@@ -37,7 +37,11 @@ class Build:
 
     @property
     def build(self) -> str:
-        return " ".join(dict.fromkeys(filter(None, (self.options.get("LLAMA_BUILD_COMMIT", "")[:12], self.options.get("LLAMA_BUILD_NUMBER")))))
+        return " ".join(
+            dict.fromkeys(
+                filter(None, (self.options.get("LLAMA_BUILD_COMMIT", "")[:12], self.options.get("LLAMA_BUILD_NUMBER")))
+            )
+        )
 
     @property
     def platform(self) -> str:
@@ -63,7 +67,9 @@ def known(targets: Sequence[Target], inventory: str) -> tuple[list[Build], dict[
     Those of ``targets`` are asked; of all others the locks say what they run, in every inventory of the project.
     """
     found = {
-        one.fingerprint: Build(one.fingerprint, one.identity, Path(one.archive).stat().st_size, Path(one.archive).stat().st_mtime)
+        one.fingerprint: Build(
+            one.fingerprint, one.identity, Path(one.archive).stat().st_size, Path(one.archive).stat().st_mtime
+        )
         for one in survey.cached_releases()
     }
     for path, content in {**lock.read_all(), **lock.read_all(inventory)}.items():
@@ -90,7 +96,9 @@ def _note(found: dict[str, Build], host: str, one: Look) -> None:
         build.used_by.append(f"{host} ({words})")
 
 
-def prune(targets: Sequence[Target], inventory: str, keep: int, *, check: bool) -> tuple[list[Build], list[Build], dict[str, BigironError]]:
+def prune(
+    targets: Sequence[Target], inventory: str, keep: int, *, check: bool
+) -> tuple[list[Build], list[Build], dict[str, BigironError]]:
     """Remove packed releases that nothing names, but for the ``keep`` newest: ``(gone, kept, hosts that could not be asked)``.
 
     What runs on hosts is never touched. With ``check`` nothing is removed.
@@ -127,7 +135,9 @@ def explain(one: Survey) -> list[Likeness]:
         there[mark] = ([where], release["manifest"].get("identity") or {})
     for cached in survey.cached_releases():
         there.setdefault(cached.fingerprint, ([], cached.identity))[0].append("controller")
-    found = [Likeness(mark, tuple(where), tuple(releases.unlike(planned, identity))) for mark, (where, identity) in there.items()]
+    found = [
+        Likeness(mark, tuple(where), tuple(releases.unlike(planned, identity))) for mark, (where, identity) in there.items()
+    ]
     return sorted(found, key=lambda each: (len(each.differences), each.fingerprint))
 
 
@@ -138,5 +148,7 @@ def help_of(mark: str) -> str:
 
 def help_from_source(source: Mapping[str, str]) -> str:
     """The same, of any packed release built from this source (`bigiron.plan.sources.Source.identity`)."""
-    fitting = (one for one in survey.cached_releases() if all(one.identity.get(name) == value for name, value in source.items()))
+    fitting = (
+        one for one in survey.cached_releases() if all(one.identity.get(name) == value for name, value in source.items())
+    )
     return next((one.help for one in fitting if one.help), "")

@@ -60,7 +60,12 @@ class Bump:
 
     def to_json(self) -> dict[str, Any]:
         lines = [{"before": before, "after": after} for before, after in self.lines]
-        return {"file": str(self.file), "written": self.written, "lines": lines, "hosts": [each.to_json() for each in self.hosts]}
+        return {
+            "file": str(self.file),
+            "written": self.written,
+            "lines": lines,
+            "hosts": [each.to_json() for each in self.hosts],
+        }
 
 
 def bump(inventory: str, step: Step, *, file: str = "", check: bool = False) -> Bump:
@@ -91,15 +96,25 @@ def _file(inventory: str) -> Path:
     found = []
     for part in locate(inventory):
         root = Path(part)
-        files = sorted(path for path in root.rglob("*") if path.is_file() and "locks" not in path.parts) if root.is_dir() else [root]
+        files = (
+            sorted(path for path in root.rglob("*") if path.is_file() and "locks" not in path.parts)
+            if root.is_dir()
+            else [root]
+        )
         if root.is_file():
-            files += sorted(path for folder in ("group_vars", "host_vars") for path in (root.parent / folder).rglob("*") if path.is_file())
+            files += sorted(
+                path for folder in ("group_vars", "host_vars") for path in (root.parent / folder).rglob("*") if path.is_file()
+            )
         found += [path for path in files if _value(_text(path), COMMIT) is not None]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise UsageError(f"no file sets {COMMIT}", where=inventory, hint="./inv vars llama_cpp_commit says how; --file names the file")
-    raise UsageError(f"{len(found)} files set {COMMIT}: {', '.join(map(str, found))}", where=inventory, hint="name one with --file")
+        raise UsageError(
+            f"no file sets {COMMIT}", where=inventory, hint="./inv vars llama_cpp_commit says how; --file names the file"
+        )
+    raise UsageError(
+        f"{len(found)} files set {COMMIT}: {', '.join(map(str, found))}", where=inventory, hint="name one with --file"
+    )
 
 
 def _text(path: Path) -> str:
@@ -127,7 +142,9 @@ def _wanted(old: Mapping[str, Any], step: Step, path: Path) -> dict[str, Any]:
         new[COMMIT] = pinning.resolve((new[URL],), step.to)
     number = step.number or (int(step.to[1:]) if re.fullmatch(r"b\d+", step.to) else old[NUMBER] if step.to == before else 0)
     if not number:
-        raise UsageError(f"the build number of {step.to} is not known", hint="give it with --number: git rev-list --count COMMIT")
+        raise UsageError(
+            f"the build number of {step.to} is not known", hint="give it with --number: git rev-list --count COMMIT"
+        )
     if old[NUMBER] is None:
         raise UsageError(f"{NUMBER} is not set beside {COMMIT}", where=str(path), hint="give --file of the file that sets both")
     new[NUMBER] = number
@@ -136,7 +153,9 @@ def _wanted(old: Mapping[str, Any], step: Step, path: Path) -> dict[str, Any]:
     if step.to != before and not step.url:
         new[URL] = _replaced(url, before, step.to)
         if new[URL] == url:
-            raise UsageError(f"{URL} does not hold {before!r}, so the new address is not known", where=str(path), hint="give --url")
+            raise UsageError(
+                f"{URL} does not hold {before!r}, so the new address is not known", where=str(path), hint="give --url"
+            )
     if old[SUBDIR]:
         new[SUBDIR] = _replaced(str(old[SUBDIR]), before, step.to)
     if old[SHA256] is None:
@@ -164,7 +183,9 @@ def _fetched(url: str, subdir: str) -> str:
                     digest.update(block)
                     kept.write(block)
         except (OSError, urllib.error.URLError) as error:
-            raise BigironError(f"cannot be fetched: {error}", where=url, hint="is there such a build? Give --url, or --sha256 if you know it") from None
+            raise BigironError(
+                f"cannot be fetched: {error}", where=url, hint="is there such a build? Give --url, or --sha256 if you know it"
+            ) from None
         kept.seek(0)
         try:
             with tarfile.open(fileobj=kept) as tar:
@@ -181,7 +202,11 @@ def _set(text: str, name: str, value: Any) -> str:
     def line(found: re.Match[str]) -> str:
         quote = found["value"][0] if found["value"][0] in "\"'" else ""
         written = str(value) if not isinstance(value, str) or quote or yaml.safe_load(str(value)) == value else None
-        return f"{found['head']}{quote}{written}{quote}{found['tail']}" if written is not None else f'{found["head"]}"{value}"{found["tail"]}'
+        return (
+            f"{found['head']}{quote}{written}{quote}{found['tail']}"
+            if written is not None
+            else f'{found["head"]}"{value}"{found["tail"]}'
+        )
 
     return re.sub(_LINE.format(name=name), line, text, flags=re.MULTILINE)
 
@@ -191,7 +216,11 @@ def _check(before: str, after: str, changed: Mapping[str, Any], path: Path) -> N
     for name, value in changed.items():
         if _value(after, name) != value:
             raise Refused(f"{name} could not be changed as text", where=str(path), hint="change it by hand")
-    strange = [a for a, b in zip(before.splitlines(), after.splitlines(), strict=True) if a != b and not any(name in a for name in changed)]
+    strange = [
+        a
+        for a, b in zip(before.splitlines(), after.splitlines(), strict=True)
+        if a != b and not any(name in a for name in changed)
+    ]
     if strange:
         raise Refused(f"another line would change: {strange[0].strip()}", where=str(path), hint="change it by hand")
 
@@ -207,7 +236,9 @@ def _hosts(inventory: str, source: sources.Source) -> list[HostFlags]:
             why = f"the new build can only be asked once it is there: ./inv builds.build --host {path.stem}, then this command again"
             found.append(HostFlags(path.stem, unknown=why))
         elif not old or not argv:
-            found.append(HostFlags(path.stem, unknown=f"the build that it runs ({mark or 'unknown'}) is not packed on this controller"))
+            found.append(
+                HostFlags(path.stem, unknown=f"the build that it runs ({mark or 'unknown'}) is not packed on this controller")
+            )
         else:
             found.append(HostFlags(path.stem, flags.changes(argv, old, new)))
     return found

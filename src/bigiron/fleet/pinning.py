@@ -44,7 +44,13 @@ def resolve(urls: tuple[str, ...], name: str) -> str:
         environment = {**clean_env(), "GIT_TERMINAL_PROMPT": "0"}
         try:
             answer = subprocess.run(
-                argv, capture_output=True, text=True, check=False, env=environment, timeout=GIT_TIMEOUT_S, stdin=subprocess.DEVNULL
+                argv,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=environment,
+                timeout=GIT_TIMEOUT_S,
+                stdin=subprocess.DEVNULL,
             )
         except FileNotFoundError:
             raise BigironError("git is not installed on the controller", hint="install it, or give the full commit") from None
@@ -106,7 +112,10 @@ def _pack(folder: Path, names: list[str]) -> tuple[Path, str]:
     handle, temporary = tempfile.mkstemp(dir=cache_dir("sources"), prefix=".tree-")
     try:
         with os.fdopen(handle, "w+b") as raw:
-            with gzip.GzipFile("", "wb", 1, raw, mtime=0) as packed, tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            with (
+                gzip.GzipFile("", "wb", 1, raw, mtime=0) as packed,
+                tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar,
+            ):
                 for name in names:
                     path = folder / name
                     member = tar.gettarinfo(str(path), arcname=f"llama.cpp/{name}")

@@ -55,7 +55,9 @@ def _refused(name: str, one: Look) -> Refused | None:
         what = f"it was rolled back already, on {done['at']}, and nothing older is kept"
         return Refused(what, where=name, hint=f"./inv provision --host {name} brings the plan back")
     what = "nothing is kept to go back to"
-    return Refused(what, where=name, hint="a release and unit are kept once their successor proved ready; ./inv status shows what runs")
+    return Refused(
+        what, where=name, hint="a release and unit are kept once their successor proved ready; ./inv status shows what runs"
+    )
 
 
 def _back(looks: Mapping[str, Look], inventory: str, *, quiet: bool) -> dict[str, Outcome]:

@@ -138,11 +138,11 @@ def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, Bigi
     looks = {name: result for name, result in seen.items() if isinstance(result, Look)}
     facts: list[Facts] = []
     listed: dict[Repository, headers.Candidates] = {}
-    for name, one in list(looks.items()):
-        asked = model_part.repository(one.wish)
+    for name, seen_there in list(looks.items()):
+        asked = model_part.repository(seen_there.wish)
         try:
-            planner.suited(name, one.machine)
-            looks[name] = one = replace(one, wish=pinning.pinned(one.wish))
+            planner.suited(name, seen_there.machine)
+            looks[name] = one = replace(seen_there, wish=pinning.pinned(seen_there.wish))
             if asked not in listed:  # a lab serves few models on many hosts
                 listed[asked] = candidates(one.target, asked)
         except BigironError as error:

@@ -36,7 +36,8 @@ def ensure(request: Request, progress: Optional[Callable[..., None]] = None) -> 
     """Make ``current`` the release of this fingerprint; with ``activate`` off it is only made, and nothing that runs is touched.
 
     Returns ``{"changed", "how", "fingerprint", "release", "before", "pruned"}``, ``how`` being ``"present"``, ``"archive"`` or
-    ``"built"``; outside check mode also ``"manifest"``, ``"trial"`` (`trial.beside`) and ``"findings"`` for a person, and ``"packed"`` and ``"packed_sha256"`` when asked for.
+    ``"built"``; outside check mode also ``"manifest"``, ``"trial"`` (`trial.beside`) and ``"findings"`` for a person, and ``"packed"`` and
+    ``"packed_sha256"`` when asked for.
     """
     request = named(request)
     if not request.fingerprint:

@@ -101,7 +101,14 @@ def _check_inputs(request: Request) -> None:
     request.source.check()
     if not request.targets:
         raise Refused("a build needs llama_cpp_targets", where="llama_cpp")
-    wanted = {"cmake": True, "ninja": True, "g++": True, "ldd": True, "ccache": request.ccache_dir, "git": request.source.is_git}
+    wanted = {
+        "cmake": True,
+        "ninja": True,
+        "g++": True,
+        "ldd": True,
+        "ccache": request.ccache_dir,
+        "git": request.source.is_git,
+    }
     missing = [tool for tool, needed in wanted.items() if needed and not _which(tool)]
     if missing:
         raise BigironError(f"not installed: {', '.join(missing)}", hint="apply role base with base_packages, or install them")

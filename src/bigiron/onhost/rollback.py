@@ -93,14 +93,24 @@ def take_back(way: Way, depends_on: List[str]) -> Dict[str, Any]:
         if done:
             what = f"{unit} was rolled back already, on {done['at']}, and nothing older is kept"
             raise Refused(what, where=str(way.record), hint="./inv provision brings the plan back")
-        raise Refused(f"nothing is kept to roll {unit} back to", where=str(way.record), hint="it is kept from the first change that proved ready")
+        raise Refused(
+            f"nothing is kept to roll {unit} back to",
+            where=str(way.record),
+            hint="it is kept from the first change that proved ready",
+        )
     layout = release.Layout(way.service.prefix)
     if kept["release"]:
         found = release.problems(layout.release(kept["release"]), kept["release"])
         if found:
-            raise Refused(f"the previous release {kept['release']} is not sound: {found[0]}", hint="./inv provision installs what the plan says")
+            raise Refused(
+                f"the previous release {kept['release']} is not sound: {found[0]}",
+                hint="./inv provision installs what the plan says",
+            )
     if kept["model"] and not Path(kept["model"]).exists():
-        raise Refused(f"the previous unit serves {kept['model']}, which is not there any more", hint="./inv models.fetch, or leave it as it is")
+        raise Refused(
+            f"the previous unit serves {kept['model']}, which is not there any more",
+            hint="./inv models.fetch, or leave it as it is",
+        )
     previous.keep(way.service, depends_on)
     write_atomic(UNIT_DIR / unit, kept["text"], kept["mode"])
     if kept["release"]:

@@ -115,7 +115,9 @@ def _is_llama_cpp(folder: Path, source: Source) -> Path:
     if not OURS.search(text):
         named = re.search(r"^\s*project\s*\(\s*\"?([^\s\")]+)", text, re.MULTILINE | re.IGNORECASE)
         what = f"the source is not llama.cpp: its CMakeLists.txt is of project {named.group(1) if named else '(none)'}"
-        raise BigironError(what, where=source.url, hint="check llama_cpp_source_url and llama_cpp_source_subdir; nothing was compiled")
+        raise BigironError(
+            what, where=source.url, hint="check llama_cpp_source_url and llama_cpp_source_subdir; nothing was compiled"
+        )
     return folder
 
 
@@ -180,7 +182,11 @@ def _clone(url: str, commit: str, archive: Path, work: Path, report: Callable[..
 
 def _not_fetched(said: str, url: str, commit: str) -> BigironError:
     if re.search(r"not our ref|couldn't find remote ref|no such remote ref", said, re.IGNORECASE):
-        return BigironError(f"commit {commit} does not exist there", where=url, hint="git ls-remote URL shows what does; or set llama_cpp_commit")
+        return BigironError(
+            f"commit {commit} does not exist there",
+            where=url,
+            hint="git ls-remote URL shows what does; or set llama_cpp_commit",
+        )
     if re.search(r"unadvertised object", said):
         hint = "use another mirror, or an archive with its SHA-256"
         return BigironError("this server gives no single commit (uploadpack.allowReachableSHA1InWant)", where=url, hint=hint)
@@ -191,7 +197,7 @@ def _not_fetched(said: str, url: str, commit: str) -> BigironError:
 def _git(
     words: List[str], work: Path, url: str, bare: Optional[Path] = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """git as nobody's user: without the settings, credentials, hooks and prompts of whoever runs this."""
+    """Run git as nobody's user: without the settings, credentials, hooks and prompts of whoever runs this."""
     environment = release.clean_environment(
         HOME=str(work), GIT_CONFIG_NOSYSTEM="1", GIT_TERMINAL_PROMPT="0", GIT_SSH_COMMAND="ssh -o BatchMode=yes"
     )

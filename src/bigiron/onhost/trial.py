@@ -9,7 +9,7 @@ import contextlib
 import re
 import socket
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..errors import BigironError
 from ..units import GIB, gib
@@ -28,8 +28,11 @@ LIFETIME_S = 1800
 """After which systemd ends a trial whose run was killed."""
 # ours, or of the service alone; the rest decides how the model is computed and is taken over
 LEFT_OUT = frozenset(
-    ("--host --port --alias -a --api-key-file --metrics --slots --props --ctx-size -c --parallel -np --cache-ram -cram --slot-save-path "
-     "--log-file --mlock --timeout -to --path --api-prefix --ssl-key-file --ssl-cert-file").split()
+    {
+        "--host", "--port", "--alias", "-a", "--api-key-file", "--metrics", "--slots", "--props", "--ctx-size", "-c",
+        "--parallel", "-np", "--cache-ram", "-cram", "--slot-save-path", "--log-file", "--mlock", "--timeout", "-to",
+        "--path", "--api-prefix", "--ssl-key-file", "--ssl-cert-file",
+    }
 )  # fmt: skip
 
 
@@ -57,7 +60,11 @@ def beside(
         return None
     why = obstacle(service, on_gpu, tree)
     if why:
-        return {"unit": service.unit, "outcome": "skipped", "told": f"the new release was not tried beside {service.unit}: {why}"}
+        return {
+            "unit": service.unit,
+            "outcome": "skipped",
+            "told": f"the new release was not tried beside {service.unit}: {why}",
+        }
     report("trying the new release beside the running service", 0, 1)
     return _tried(service, layout.release(fingerprint), user)
 
@@ -104,7 +111,19 @@ def arguments(service: Running, program: Path, port: int, key_file: str, help_te
         if name not in LEFT_OUT and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", help_text):
             kept += [name, *value]
     key = ["--api-key-file", key_file] if key_file else []
-    return [str(program), *kept, "--host", "127.0.0.1", "--port", str(port), "--ctx-size", str(CONTEXT), "--parallel", "1", *key]
+    return [
+        str(program),
+        *kept,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--ctx-size",
+        str(CONTEXT),
+        "--parallel",
+        "1",
+        *key,
+    ]
 
 
 def compared(unit: str, old: str, new: str) -> Dict[str, str]:
@@ -127,7 +146,9 @@ def _tried(service: Running, folder: Path, user: str) -> Dict[str, str]:
     secrets: Tuple[str, ...] = (key,) if key else ()
     port = _spare_port()
     given = f"/run/credentials/{unit}/api-key" if key_path else ""
-    argv = arguments(service, folder / "bin" / "llama-server", port, given, str(release.read_manifest(folder).get("help") or ""))
+    argv = arguments(
+        service, folder / "bin" / "llama-server", port, given, str(release.read_manifest(folder).get("help") or "")
+    )
     _end(unit)
     _systemd_run(unit, user, key_path, argv)
     try:
@@ -135,7 +156,11 @@ def _tried(service: Running, folder: Path, user: str) -> Dict[str, str]:
             serving.wait_ready(unit, port, "127.0.0.1", LOAD_TIMEOUT_S, secrets=secrets)
         except BigironError as error:
             if serving.show(unit).get("ActiveState") == "active":
-                return {"unit": service.unit, "outcome": "skipped", "told": f"the new release was not tried to the end: {error.what}"}
+                return {
+                    "unit": service.unit,
+                    "outcome": "skipped",
+                    "told": f"the new release was not tried to the end: {error.what}",
+                }
             hint = "the running service and current were left alone; llama_cpp_trial: false takes the release without this"
             raise BigironError(f"the new release does not serve: {error.what}", where=str(folder), hint=hint) from None
         new = serving.complete("127.0.0.1", port, key, PROMPT, TOKENS, ANSWER_TIMEOUT_S)
@@ -171,7 +196,15 @@ def _systemd_run(unit: str, user: str, key_path: str, argv: List[str]) -> None:
         *([f"LoadCredential=api-key:{key_path}"] if key_path else []),
     ]  # fmt: skip
     environment = ["/usr/bin/env", "-i", "HOME=/nonexistent", "LANG=C.UTF-8", "PATH=/usr/bin:/bin"]
-    words = ["systemd-run", "--quiet", f"--unit={unit}", *(f"--property={each}" for each in properties), "--", *environment, *argv]
+    words = [
+        "systemd-run",
+        "--quiet",
+        f"--unit={unit}",
+        *(f"--property={each}" for each in properties),
+        "--",
+        *environment,
+        *argv,
+    ]
     answer = start(words, 60.0)()
     if answer.rc != 0:
         raise BigironError(f"systemd-run failed: {answer.err or answer.rc}", where=unit)

@@ -130,7 +130,12 @@ def _left(identity: Identity, cached: Sequence[CachedRelease]) -> str:
 def unlike(planned: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     """Why two identities have two fingerprints: one sentence for each thing that differs, none when they are the same."""
     told = []
-    for name, word in (("source_sha256", "source SHA-256"), ("source_commit", "source commit"), ("compiler", "compiler"), ("libc", "C library")):
+    for name, word in (
+        ("source_sha256", "source SHA-256"),
+        ("source_commit", "source commit"),
+        ("compiler", "compiler"),
+        ("libc", "C library"),
+    ):
         if planned.get(name) != there.get(name):
             told.append(f"{word}: {there.get(name) or 'none'} there, {planned.get(name) or 'not known yet'} planned")
     for group, word in (("options", "option"), ("toolchains", "toolchain")):

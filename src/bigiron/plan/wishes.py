@@ -140,9 +140,7 @@ def _parts() -> tuple[str, ...]:
 @cache
 def _rules() -> hashlib._Hash:
     return hashlib.sha256(
-        b"\0".join(
-            file.read_bytes() for file in (*_sources(), Path(__file__), Path(places.__file__), Path(sources.__file__))
-        )
+        b"\0".join(file.read_bytes() for file in (*_sources(), Path(__file__), Path(places.__file__), Path(sources.__file__)))
     )
 
 

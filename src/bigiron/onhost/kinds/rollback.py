@@ -30,4 +30,7 @@ def differs(_name: str, _want: Mapping[str, Any], have: Any) -> Iterator[Tuple[s
     """A host that was rolled back runs what the plan does not say."""
     done = (have or {}).get("rolled_back")
     if done:
-        yield f"rolled back on {done['at']} from release {done['from'] or '?'} to {done['to'] or '?'}; provision brings the plan back", ""
+        yield (
+            f"rolled back on {done['at']} from release {done['from'] or '?'} to {done['to'] or '?'}; provision brings the plan back",
+            "",
+        )
