@@ -7,8 +7,7 @@ DOCUMENTATION = r"""
 module: python_wheels
 short_description: Have pinned wheels in a folder, fetched with pip
 description:
-  - Runs where pip and its configuration are, as a rule on the controller (C(delegate_to: localhost)). pip accepts no other bytes than the
-    pinned ones.
+  - Runs where pip and its configuration are, as a rule delegated to the controller. pip accepts no other bytes than the pinned ones.
 options:
   folder: {type: path, required: true, description: "Where they are kept."}
   wheels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -262,6 +263,7 @@ def test_settings_are_compared_live_and_ecc_waits_for_the_boot() -> None:
     )
     (one,) = [each for each in found.planned.resources if each.kind == "nvidia"]
     assert one.want == {"persistence_mode": True, "power.limit": 300, "ecc.mode.pending": False}
+    assert found.variables["cuda_set"] is True
     problems = [each.problem for each in diff([one], {"nvidia": {"settings": live}}, {})]
     assert problems == ["persistence_mode of 0000:00:00.0 is off, not on"]
     assert any("ECC of 1 GPU" in each for each in found.planned.findings)
@@ -313,7 +315,7 @@ def test_every_gpu_that_is_planned_for_can_be_built_for() -> None:
 def test_the_tables_rows_are_in_order_and_wheels_are_pinned() -> None:
     assert [row.since for row in nvidia.TOOLKITS] == sorted(row.since for row in nvidia.TOOLKITS)
     lows = sorted((low, high) for low, high, _, _ in nvidia.CHIPS)
-    assert all(one[1] < other[0] for one, other in zip(lows, lows[1:], strict=False))
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(lows))
     assert all(len(each.sha256) == 64 and each.version in each.file for each in nvidia.WHEELS)
 
 

@@ -97,7 +97,8 @@ def install(root: Path, wheels: Sequence[Mapping[str, str]], source: Path, insid
             report(f"unpacking {each['file'].split('-')[0]}", number, len(wheels))
             _unpack(source / each["file"], inside, stage)
         _links(stage)
-        files = {str(path.relative_to(stage)): path.lstat().st_size for path in sorted(stage.rglob("*")) if not path.is_dir()}
+        inside_it = [path for path in sorted(stage.rglob("*")) if path.is_symlink() or not path.is_dir()]
+        files = {str(path.relative_to(stage)): path.lstat().st_size for path in inside_it}
         record = {"wheels": {each["file"]: each["sha256"] for each in wheels}, "files": files}
         write_atomic(stage / RECORD, json.dumps(record, indent=1))
         stage.chmod(0o755)

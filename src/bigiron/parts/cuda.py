@@ -10,6 +10,7 @@ from bigiron.errors import Refused
 from bigiron.machine import nvidia
 from bigiron.machine.backends import usable
 from bigiron.machine.description import Gpu
+from bigiron.onhost.kinds import nvidia as kind
 from bigiron.onhost.kinds.nvidia import SETTINGS
 from bigiron.onhost.kinds.package import HELD
 from bigiron.parts.part import HOST, Facts, Planned, Reason, Resource, Space, Watched, file_resource
@@ -175,6 +176,8 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         reasons.append(
             Reason("driver", f"{driver.branch} from {of}", f"the {driver.module} kernel module for {names}; pinned and held")
         )
+    settings = [each for each in resources if each.kind == "nvidia"]
+    variables["cuda_set"] = any(list(kind.differs(each.name, each.want, seen.get(SETTINGS))) for each in settings)
     space = []
     if wheels and facts.observed.get("toolkits", {}).get(toolkit.root) is None:
         space.append(Space("/opt/bigiron", "CUDA toolkit and its wheels", 2 * nvidia.PYPI_BYTES))

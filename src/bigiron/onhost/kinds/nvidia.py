@@ -20,8 +20,10 @@ _SMI = ["nvidia-smi", f"--query-gpu=pci.bus_id,{','.join(QUERY)}", "--format=csv
 
 
 def observe(reader: Reader, names: Iterable[str]) -> Callable[[], Dict[str, Any]]:
-    """``driver {"loaded", "module"}``, ``library`` (version), ``nvcc {path: {"version", "headers"}}``, ``compilers`` (installed majors of g++),
-    ``blacklist`` (nouveau is kept out by this file), ``secure_boot {"on", "key", "enrolled"}`` and, where named, ``settings`` by PCI address.
+    """The facts by name, each there only when it could be told.
+
+    ``driver {"loaded", "module"}``, ``library`` (its version), ``nvcc {path: {"version", "headers"}}``, ``compilers`` (installed majors of g++),
+    ``blacklist`` (the file that keeps nouveau out), ``secure_boot {"on", "key", "enrolled"}`` and, where named, ``settings`` by PCI address.
     """
     tree = reader.tree
     found: Dict[str, Any] = {"nvcc": {}, "compilers": _compilers(tree)}
