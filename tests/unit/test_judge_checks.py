@@ -534,3 +534,40 @@ def test_what_a_driver_needs_of_apt_and_of_groups_is_checked(facts: Facts, expec
     broken = judged(facts, expect)
     assert [broken[name].ok for name in mine] == [False] * 3
     assert "Conflicting values" in broken["repository.read:gpu"].detail
+
+
+def with_cuda(facts: Facts, expect: Facts) -> None:
+    """A host with one GPU, the toolkit from wheels and two settings, all as planned."""
+    root = "/opt/bigiron/toolkits/cuda-13.5.37"
+    expect.update(
+        cuda_toolkit_path=root, cuda_wheels=[{"name": "nvidia-cuda-nvcc"}], cuda_gpus=1, cuda_settings={"persistence": True, "power_watts": 300}
+    )  # fmt: skip
+    facts.setdefault("commands", {}).update(
+        nvcc={"rc": 0, "out": "Cuda compilation tools, release 13.5, V13.5.37\n"},
+        cublas={"rc": 0, "out": "\tlibcublasLt.so.13 => not found\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x0)\n"},
+        gpus={"rc": 0, "out": "Enabled, 300.00\n"},
+    )
+    facts.setdefault("texts", {})["/proc/driver/nvidia/version"] = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n"
+    )
+    facts.setdefault("units", {})["bigiron-gpu.service"] = {"ActiveState": "active", "UnitFileState": "enabled"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "break_it"),
+    [
+        ("", lambda _facts, _expect: None),
+        ("cuda.compiler", put("commands", "nvcc", {"rc": 0, "out": "release 11.8, V11.8.89\n"})),
+        ("cuda.libraries", put("commands", "cublas", {"rc": 0, "out": "\tlibstdc++.so.6 => not found\n\tlibc.so.6 => x\n"})),
+        ("cuda.driver", put("texts", "/proc/driver/nvidia/version", {"error": "no such file", "missing": True})),
+        ("cuda.nodes", put("units", "bigiron-gpu.service", {"ActiveState": "failed", "UnitFileState": "enabled"})),
+        ("cuda.settings", put("commands", "gpus", {"rc": 0, "out": "Enabled, 450.00\n"})),
+        ("cuda.settings", put("commands", "gpus", {"rc": 0, "out": ""})),
+    ],
+)
+def test_cuda_is_judged_by_compiler_driver_nodes_and_settings(facts: Facts, expect: Facts, wrong: str, break_it: Break) -> None:
+    with_cuda(facts, expect)
+    break_it(facts, expect)
+    checks = {name: check.ok for name, check in judged(facts, expect).items() if name.startswith("cuda.")}
+    assert set(checks) == {f"cuda.{name}" for name in ("compiler", "libraries", "driver", "nodes", "settings")}
+    assert [name for name, ok in checks.items() if not ok] == ([wrong] if wrong else [])

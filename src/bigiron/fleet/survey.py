@@ -103,7 +103,7 @@ class Survey:
 
 def query(wish: Mapping[str, Any], nonce: str) -> dict[str, Any]:
     """The observer's request (docs/architecture.md)."""
-    return {"watch": parts.watch(wish), "nonce": nonce, "sent": time.time()}
+    return {"watch": parts.watch(wish), "for_gpus": parts.watch_for_gpus(wish), "nonce": nonce, "sent": time.time()}
 
 
 def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
@@ -119,7 +119,8 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
     def observe(target: Target) -> Look:
         wish = wanted[target.name]
         request = query(wish, nonce)
-        modules = tuple(sorted(f"bigiron.onhost.kinds.{kind}" for kind in request["watch"]))
+        kinds = {*request["watch"], *(kind for watched in request["for_gpus"].values() for kind in watched)}
+        modules = tuple(sorted(f"bigiron.onhost.kinds.{kind}" for kind in kinds))
         with Session(target) as session:
             session.open()
             warming.submit(importlib.import_module, "jinja2")  # while the host works: the plan needs it next

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from bigiron.parts import base, llama_cpp, llama_server, model, time_sync, vulkan
+from bigiron.parts import base, cuda, llama_cpp, llama_server, model, time_sync, vulkan
 from bigiron.parts.part import RELEASE, SERVICE, STAGES, Part, Watched
 
-PARTS: tuple[Part, ...] = (base, time_sync, vulkan, llama_cpp, model, llama_server)
+PARTS: tuple[Part, ...] = (base, time_sync, cuda, vulkan, llama_cpp, model, llama_server)
 
 
 def name_of(part: Part) -> str:
@@ -42,6 +42,18 @@ def watch(wish: Mapping[str, Any]) -> Watched:
                 mine += [name for name in names if name not in mine]
     found["package"] += [name for part in PARTS for name in getattr(part, "PACKAGES", ()) if name not in found["package"]]
     found["directory"] = [*found.get("directory", ()), *(entry["path"] for entry in directories(wish))]
+    return found
+
+
+def watch_for_gpus(wish: Mapping[str, Any]) -> dict[str, Watched]:
+    """By PCI vendor, what parts watch besides on hosts that have such a GPU."""
+    found: dict[str, Watched] = {}
+    for part in PARTS:
+        if hasattr(part, "watch_for_gpus"):
+            for vendor, watched in part.watch_for_gpus(wish).items():
+                mine = found.setdefault(vendor, {})
+                for kind, names in watched.items():
+                    mine[kind] = [*mine.get(kind, []), *(name for name in names if name not in mine.get(kind, []))]
     return found
 
 

@@ -130,6 +130,7 @@ class Part(Protocol):
     It may also have any of these:
 
     - ``PACKAGES`` it may need, and ``packages(facts)``, those it needs now: role base installs them,
+    - ``watch_for_gpus(wish)``: by PCI vendor, what it watches besides where the host has such a GPU: others do not pay for it,
     - ``apt(facts)``: repositories, pins and holds of those packages (`Apt`); it watches ``{"apt": [its name]}`` then,
     - ``directories(wish)`` it stands in, ``{"path", "owner", "group", "mode"}``, with ``keep`` where a person's own folder keeps both: role base makes them,
     - ``SECRETS``: variables whose value a resource of kind secret holds; they are opened and checked before anything connects,
