@@ -101,13 +101,15 @@ class Survey:
         }
 
 
-def query(wish: Mapping[str, Any], nonce: str) -> dict[str, Any]:
+def query(watch: Mapping[str, Any], nonce: str) -> dict[str, Any]:
     """The observer's request (docs/architecture.md)."""
-    return {"watch": parts.watch(wish), "nonce": nonce, "sent": time.time()}
+    return {"watch": watch, "nonce": nonce, "sent": time.time()}
 
 
 def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
     """Observe all ``targets`` in parallel, one SSH round trip each; a host that fails gets its error and stops no other.
+
+    A machine that turns out to need more than its wish tells (`parts.also`) is looked at a second time, over the same connection.
 
     Raises UsageError (before any connection) when a host's variables are wrong.
     """
@@ -118,16 +120,35 @@ def look(targets: Sequence[Target]) -> dict[str, Look | BigironError]:
 
     def observe(target: Target) -> Look:
         wish = wanted[target.name]
-        request = query(wish, nonce)
-        modules = tuple(sorted(f"bigiron.onhost.kinds.{kind}" for kind in request["watch"]))
+
+        def ask(watch: Mapping[str, Any]) -> dict[str, Any]:
+            modules = tuple(sorted(f"bigiron.onhost.kinds.{kind}" for kind in watch))
+            return session.run_program(OBSERVE, query(watch, nonce), modules=modules, timeout_s=OBSERVE_TIMEOUT_S)
+
         with Session(target) as session:
             session.open()
             warming.submit(importlib.import_module, "jinja2")  # while the host works: the plan needs it next
-            answer = session.run_program(OBSERVE, request, modules=modules, timeout_s=OBSERVE_TIMEOUT_S)
-        return Look(target, wish, nonce, Machine.from_json(answer["machine"]), answer["observed"])
+            answer = ask(parts.watch(wish))
+            machine, observed = Machine.from_json(answer["machine"]), answer["observed"]
+            if more := parts.also(wish, machine):
+                _add(observed, ask(more)["observed"])
+        return Look(target, wish, nonce, machine, observed)
 
     with ThreadPoolExecutor(1) as warming:
         return run_many(targets, observe)
+
+
+def _add(observed: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Put a second look's entries beside those of the first; a list (what is held) gets longer."""
+    for section, entries in more.items():
+        if isinstance(entries, Mapping):
+            mine = observed.setdefault(section, {})
+            mine.update(
+                {
+                    name: [*mine[name], *entry] if isinstance(entry, list) and isinstance(mine.get(name), list) else entry
+                    for name, entry in entries.items()
+                }
+            )
 
 
 def survey(targets: Sequence[Target]) -> tuple[dict[str, Survey], dict[str, BigironError]]:

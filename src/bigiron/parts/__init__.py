@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from bigiron.parts import base, llama_cpp, llama_server, model, time_sync, vulkan
+from bigiron.machine.description import Machine
+from bigiron.parts import base, llama_cpp, llama_server, model, rocm, time_sync, vulkan
 from bigiron.parts.part import RELEASE, SERVICE, STAGES, Part, Watched
 
-PARTS: tuple[Part, ...] = (base, time_sync, vulkan, llama_cpp, model, llama_server)
+PARTS: tuple[Part, ...] = (base, time_sync, rocm, vulkan, llama_cpp, model, llama_server)
 
 
 def name_of(part: Part) -> str:
@@ -32,16 +33,26 @@ def before(stage: str) -> list[str]:
 
 def watch(wish: Mapping[str, Any]) -> Watched:
     """The observer's query for a host with ``wish``: what all parts watch."""
+    found = _together(part.watch(wish) for part in PARTS)
+    found["package"] += [name for part in PARTS for name in getattr(part, "PACKAGES", ()) if name not in found["package"]]
+    found["directory"] = [*found.get("directory", ()), *(entry["path"] for entry in directories(wish))]
+    return found
+
+
+def also(wish: Mapping[str, Any], machine: Machine) -> Watched:
+    """What must be looked at besides, on this machine; nothing on most."""
+    return _together(part.also(wish, machine) for part in PARTS if hasattr(part, "also"))
+
+
+def _together(watched: Iterable[Watched]) -> Watched:
     found: Watched = {}
-    for part in PARTS:
-        for kind, names in part.watch(wish).items():
+    for one in watched:
+        for kind, names in one.items():
             mine = found.setdefault(kind, {} if isinstance(names, Mapping) else [])
             if isinstance(mine, dict):
                 mine.update(names)
             else:
                 mine += [name for name in names if name not in mine]
-    found["package"] += [name for part in PARTS for name in getattr(part, "PACKAGES", ()) if name not in found["package"]]
-    found["directory"] = [*found.get("directory", ()), *(entry["path"] for entry in directories(wish))]
     return found
 
 

@@ -136,6 +136,8 @@ class Part(Protocol):
     - ``BACKEND`` and ``toolchain(facts)``: what that backend is built with on this host and what its service may touch; asked before
       ``release`` and ``served`` are known, only where the backend is used. The groups of its access are the service user's
       (`bigiron.plan.devices`); one that the host lacks is refused where ``{"group": names}`` is watched,
+    - ``also(wish, machine)``: what must be looked at besides ``watch`` once the machine is known: a second look over the same connection, at
+      those hosts alone that need it,
     - ``unsuited(machine)``: why this machine cannot have it at all (a `Refused`, or None),
     - ``lock(facts, variables)``: its sections of the host's lock,
     - ``status(wish, observed)``: its columns of ``./inv status``,
