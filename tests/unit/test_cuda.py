@@ -65,7 +65,7 @@ def test_a_host_without_nvidia_plans_nothing_and_watches_nothing() -> None:
     assert not [each.id for each in found.planned.resources if each.part == "cuda"]
     assert not any("nvidia" in each for each in found.variables["base_packages"])
     assert {"nvidia", "toolkit", "apt", "boot"} & set(parts.watch(fact("a").wish)) == set()
-    assert set(parts.watch_for_gpus(fact("a").wish)) == {"10de"}
+    assert "10de" in parts.watch_for_gpus(fact("a").wish)
     assert parts.watch_for_gpus(fact("a", llama_cpp_backend="cpu").wish) == {}
     assert "nvidia" in parts.watch(fact("a", llama_cpp_backend="cuda").wish)
 

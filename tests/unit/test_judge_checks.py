@@ -571,3 +571,30 @@ def test_cuda_is_judged_by_compiler_driver_nodes_and_settings(facts: Facts, expe
     checks = {name: check.ok for name, check in judged(facts, expect).items() if name.startswith("cuda.")}
     assert set(checks) == {f"cuda.{name}" for name in ("compiler", "libraries", "driver", "nodes", "settings")}
     assert [name for name, ok in checks.items() if not ok] == ([wrong] if wrong else [])
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        ({}, set()),
+        ({"rocm_kfd": {"rc": 0, "out": "gfx_target_version 0\ngfx_target_version 110001\n"}}, {"rocm.cards"}),
+        ({"rocm_code": {"rc": 0, "out": "amdgcn-amd-amdhsa--gfx1030\n"}}, {"rocm.code"}),
+        ({"rocm_code": {"rc": 2, "out": "grep: libggml-hip.so: No such file or directory\n"}}, {"rocm.code"}),
+        ({"rocm_modules": {"rc": 0, "out": "config-6.8.0-9\nvmlinuz-6.8.0-9\nvmlinuz-6.14.0-29-generic\n"}}, {"rocm.kernel"}),
+    ],
+)
+def test_rocm_is_judged_by_what_the_driver_the_library_and_the_kernel_say(
+    facts: Facts, expect: Facts, change: Facts, broken: set[str]
+) -> None:
+    said = {
+        "rocm_kfd": {"rc": 0, "out": "gfx_target_version 0\ngfx_target_version 90010\ngfx_target_version 110000\n"},
+        "rocm_code": {"rc": 0, "out": "amdgcn-amd-amdhsa--gfx1100\namdgcn-amd-amdhsa--gfx90a\n"},
+        "rocm_modules": {"rc": 0, "out": "vmlinuz-6.8.0-9-generic\nvmlinuz-6.8.0-60-generic\n"},
+    }
+    facts["commands"] = {**said, **change}
+    facts["host"]["kernel"] = "6.8.0-9-generic"
+    expect.update(rocm_root="/opt/rocm-7.2.4", rocm_cards=["gfx1100", "gfx90a"], rocm_kernels=["6.8", "6.17"])
+    expect["llama_cpp_identity"]["options"]["GPU_TARGETS"] = "gfx1100;gfx90a"
+    found = {name: check for name, check in judged(facts, expect).items() if name.startswith("rocm.")}
+    assert found.keys() == {"rocm.cards", "rocm.code", "rocm.kernel"}
+    assert {name for name, check in found.items() if check.ok is False} == broken

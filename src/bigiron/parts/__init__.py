@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from bigiron.parts import base, cuda, llama_cpp, llama_server, model, time_sync, vulkan
+from bigiron.parts import base, cuda, llama_cpp, llama_server, model, rocm, time_sync, vulkan
 from bigiron.parts.part import RELEASE, SERVICE, STAGES, Part, Watched
 
-PARTS: tuple[Part, ...] = (base, time_sync, cuda, vulkan, llama_cpp, model, llama_server)
+PARTS: tuple[Part, ...] = (base, time_sync, cuda, rocm, vulkan, llama_cpp, model, llama_server)
 
 
 def name_of(part: Part) -> str:
@@ -32,29 +32,30 @@ def before(stage: str) -> list[str]:
 
 def watch(wish: Mapping[str, Any]) -> Watched:
     """The observer's query for a host with ``wish``: what all parts watch."""
-    found: Watched = {}
-    for part in PARTS:
-        for kind, names in part.watch(wish).items():
-            mine = found.setdefault(kind, {} if isinstance(names, Mapping) else [])
-            if isinstance(mine, dict):
-                mine.update(names)
-            else:
-                mine += [name for name in names if name not in mine]
+    found = _together(part.watch(wish) for part in PARTS)
     found["package"] += [name for part in PARTS for name in getattr(part, "PACKAGES", ()) if name not in found["package"]]
     found["directory"] = [*found.get("directory", ()), *(entry["path"] for entry in directories(wish))]
     return found
 
 
+def _together(watched: Iterable[Watched]) -> Watched:
+    found: Watched = {}
+    for one in watched:
+        for kind, names in one.items():
+            mine = found.setdefault(kind, {} if isinstance(names, Mapping) else [])
+            if isinstance(mine, dict):
+                mine.update(names)
+            else:
+                mine += [name for name in names if name not in mine]
+    return found
+
+
 def watch_for_gpus(wish: Mapping[str, Any]) -> dict[str, Watched]:
     """By PCI vendor, what parts watch besides on hosts that have such a GPU."""
-    found: dict[str, Watched] = {}
-    for part in PARTS:
-        if hasattr(part, "watch_for_gpus"):
-            for vendor, watched in part.watch_for_gpus(wish).items():
-                mine = found.setdefault(vendor, {})
-                for kind, names in watched.items():
-                    mine[kind] = [*mine.get(kind, []), *(name for name in names if name not in mine.get(kind, []))]
-    return found
+    asked = [part.watch_for_gpus(wish) for part in PARTS if hasattr(part, "watch_for_gpus")]
+    return {
+        vendor: _together(one.get(vendor, {}) for one in asked) for vendor in dict.fromkeys(key for one in asked for key in one)
+    }
 
 
 def directories(wish: Mapping[str, Any]) -> list[Mapping[str, Any]]:
