@@ -163,6 +163,7 @@ def provision(
     Example: ./inv provision --host lab01
     """
     from bigiron import targets
+    from bigiron.fleet import applying
     from bigiron.fleet import provision as work
     from bigiron.report import plans
     from bigiron.report.console import say
@@ -176,7 +177,7 @@ def provision(
     chosen = targets.select(host, group, inventory, boot=say)
     outcomes = work.provision(chosen, inventory, say, quiet=json, may_reboot=reboot)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
-    return work.exit_code(outcomes)
+    return applying.exit_code(outcomes)
 
 
 @command(
@@ -214,7 +215,7 @@ def rollback(_c: Context, host: str = "", group: str = "", inventory: str = INVE
 
     Example: ./inv rollback --host lab01
     """
-    from bigiron.fleet import provision as work
+    from bigiron.fleet import applying
     from bigiron.fleet import rollback as back
     from bigiron.report import plans
     from bigiron.report.console import say
@@ -222,7 +223,7 @@ def rollback(_c: Context, host: str = "", group: str = "", inventory: str = INVE
     started = time.monotonic()
     outcomes = back.rollback(_targets(host, group, inventory), inventory, say, quiet=json)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
-    return work.exit_code(outcomes)
+    return applying.exit_code(outcomes)
 
 
 @command(help=HELP)
@@ -246,10 +247,10 @@ def ask(
 
     Example: ./inv ask "The capital of France is" --host lab01
     """
-    from bigiron.fleet import provision as work
+    from bigiron.fleet import measure
     from bigiron.report import console
 
-    answer = work.ask(_targets(host, group, inventory), prompt, tokens)
+    answer = measure.ask(_targets(host, group, inventory), prompt, tokens)
     if json:
         console.print_json(answer)
     else:
@@ -266,6 +267,7 @@ def teardown(
 
     Example: ./inv teardown --host lab01 --models
     """
+    from bigiron.fleet import applying
     from bigiron.fleet import provision as work
     from bigiron.report import plans
     from bigiron.report.console import say
@@ -273,7 +275,7 @@ def teardown(
     started = time.monotonic()
     outcomes = work.teardown(_targets(host, group, inventory), inventory, say, models=models, quiet=json)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
-    return work.exit_code(outcomes)
+    return applying.exit_code(outcomes)
 
 
 @command(

@@ -10,7 +10,7 @@ import pytest
 from bigiron import parts
 from bigiron.errors import EXIT_FAILED, EXIT_OK, EXIT_REBOOT, EXIT_UNREACHABLE, BigironError, Refused, Unreachable
 from bigiron.fleet import plandir, play, provision, reboot, survey
-from bigiron.fleet.provision import Outcome, exit_code
+from bigiron.fleet.applying import Outcome, exit_code
 from bigiron.judge.verdict import Check, Verdict
 from bigiron.parts.difference import Difference
 from bigiron.parts.part import HOST, SERVICE, Facts, Planned

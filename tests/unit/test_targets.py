@@ -12,7 +12,7 @@ import pytest
 from bigiron import targets
 from bigiron.cli import load_tasks, main
 from bigiron.errors import Unreachable, UsageError
-from bigiron.fleet import play, provision
+from bigiron.fleet import applying, play, provision
 from bigiron.lab import lab, state
 
 BOOTING = {"provision"}
@@ -103,7 +103,7 @@ def test_teardown_still_serves_the_hosts_that_are_up(half_a_lab: None, monkeypat
     outcomes = provision.teardown(targets.select("lab01,lab02", "", "inventory/lab"), "inventory/lab", print, models=False)
     assert torn == [["lab01"]]
     assert {one.host: one.status for one in outcomes} == {"lab02": "unreachable", "lab01": "nothing to remove"}
-    assert provision.exit_code(outcomes) == 3
+    assert applying.exit_code(outcomes) == 3
 
 
 def test_the_fast_path_does_not_pay_for_psutil() -> None:
