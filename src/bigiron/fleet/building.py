@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from bigiron import parts
 from bigiron.errors import BigironError
 from bigiron.fleet import play, survey
-from bigiron.fleet.applying import PENDING, Outcome, Run, failure, raise_refusals
+from bigiron.fleet.applying import Outcome, Run, failure, raise_refusals
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.play import Say
 from bigiron.fleet.survey import Survey
@@ -36,7 +36,10 @@ def build(targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = 
         surveys = run.again(surveys)
     work = {name: one for name, one in surveys.items() if _is_builder(one)}
     marks = {name: one.plan.release.fingerprint for name, one in work.items()}
-    instead = {name: {"llama_cpp_activate": False, "llama_cpp_fetch_to": str(survey.release_archive(mark))} for name, mark in marks.items()}
+    instead = {
+        name: {"llama_cpp_activate": False, "llama_cpp_fetch_to": str(survey.release_archive(mark))}
+        for name, mark in marks.items()
+    }
     run.apply(work, needed, [name for name in needed if name not in host_stage], instead)
     for name, one in surveys.items():
         if name not in run.outcomes:
@@ -53,7 +56,11 @@ def _end(run: Run, name: str, one: Survey, marks: Mapping[str, str]) -> None:
     release = one.plan.release
     if name in marks:
         there = any(each.fingerprint == release.fingerprint for each in survey.cached_releases())
-        error = None if there else BigironError(f"the release {release.fingerprint} did not arrive", where=name, hint=f"see {run.folder}")
+        error = (
+            None
+            if there
+            else BigironError(f"the release {release.fingerprint} did not arrive", where=name, hint=f"see {run.folder}")
+        )
         run.end(name, BUILT if there else "failed", error)
     elif release.archive:
         run.end(name, PACKED)

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigiron.onhost.budget import JOB_MEMORY_BYTES
+from bigiron.onhost.buildlog import native
 from bigiron.plan.sources import Source
 from bigiron.units import GIB
 
@@ -16,8 +18,6 @@ BUILD_DISK_BYTES = 2 * GIB
 """Archive, unpacked source and objects of a CPU build, rounded up (b11434: 0.04 + 0.18 + 0.4 GiB) plus the release and its packed copy."""
 TOOLCHAIN_DISK_BYTES = 1 * GIB
 """g++, cmake, ninja and ccache with what they need on Debian 12 (0.5 GiB installed), plus the downloaded packages."""
-JOB_MEMORY_BYTES = int(1.5 * GIB)
-"""Peak of one compiler process on llama.cpp's heaviest file; unrestricted -j has the kernel kill the compiler (llama.cpp#13993)."""
 
 # CMake option <- every kernel flag (/proc/cpuinfo) it needs; names from ggml/CMakeLists.txt and ggml/src/ggml-cpu/CMakeLists.txt (b11434)
 X86_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -42,7 +42,10 @@ ARM_EXTENSIONS = {"asimddp": "dotprod", "asimdhp": "fp16", "i8mm": "i8mm", "sve"
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that decides the bytes of a release; its hash is the fingerprint. ``source`` is `Source.identity`."""
+    """Everything that decides the bytes of a release; its hash is the fingerprint. ``source`` is `Source.identity`.
+
+    ``drivers`` are the oldest kernel drivers, by module, that run it; ``only_for`` is the host of a build that fits no other (native).
+    """
 
     source: Mapping[str, str]
     options: Mapping[str, str]
@@ -50,6 +53,8 @@ class Identity:
     libc: str
     cpu_baseline: tuple[str, ...]
     toolchains: Mapping[str, str] = field(default_factory=dict)
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    only_for: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As it is hashed; what a CPU build does not have is left out, so that its name is what it always was."""
@@ -60,6 +65,8 @@ class Identity:
             "libc": self.libc,
             "cpu_baseline": list(self.cpu_baseline),
             **({"toolchains": dict(sorted(self.toolchains.items()))} if self.toolchains else {}),
+            **({"drivers": dict(sorted(self.drivers.items()))} if self.drivers else {}),
+            **({"only_for": self.only_for} if self.only_for else {}),
         }
 
     @property
@@ -92,7 +99,7 @@ class Toolchain:
 
     ``version`` is exact ("13.5.37 (pypi)"), empty while the host must first install it; ``options`` are CMake's; ``environment`` is the
     build's; ``library_path`` are folders in which its libraries lie on every host that runs the result; ``compilers`` are languages
-    whose compiler ccache stands before (CUDA, HIP).
+    whose compiler ccache stands before (CUDA, HIP). ``drivers`` are the oldest kernel drivers that run the result: ``{"nvidia": "580.65.6"}``.
     """
 
     backend: str
@@ -102,6 +109,7 @@ class Toolchain:
     library_path: tuple[str, ...] = ()
     compilers: tuple[str, ...] = ()
     access: Access = Access()
+    drivers: Mapping[str, str] = field(default_factory=dict)
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
@@ -201,9 +209,11 @@ def options(
         chosen["GGML_BACKEND_DL"] = "ON"
         if toolchain.backend in ("cuda", "hip"):
             chosen.update(_attention(cache_types, source.build_number))
-    return {**chosen, **extra}, baseline
+    chosen.update(extra)
+    return chosen, tuple(sorted(flags)) if native(chosen) else baseline
 
 
+ALL_VARIANTS_COST = "14 CPU backends instead of one: 471 steps of compiling instead of 224 (b11434)"
 ALL_VARIANTS = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIANTS": "ON"}
 
 
@@ -222,5 +232,8 @@ def _attention(cache_types: tuple[str, str], build_number: int) -> dict[str, str
 
 
 def jobs(threads: int, available_bytes: int) -> int:
-    """Compiler processes at once: one per thread, as far as memory allows (`JOB_MEMORY_BYTES` each), at least 1."""
+    """Compiler processes at once: one per thread, as far as memory allows (`JOB_MEMORY_BYTES` each), at least 1.
+
+    The host looks again when it compiles (`bigiron.onhost.budget`): by then less may be free.
+    """
     return max(1, min(threads, available_bytes // JOB_MEMORY_BYTES))
