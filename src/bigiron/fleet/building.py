@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from bigiron import parts
 from bigiron.errors import BigironError
@@ -28,49 +29,37 @@ def build(targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = 
     raise_refusals(surveys, errors, say)
     run = Run(inventory, say, quiet=quiet)
     run.outcomes.update({name: failure(name, error) for name, error in errors.items()})
-    host_stage, needed = parts.in_stages(HOST), parts.in_stages(HOST, RELEASE)
     unnamed = {name: one for name, one in surveys.items() if not one.plan.release.fingerprint}
     if unnamed:
         say(f"{', '.join(unnamed)}: installing the toolchain, then planning again")
-        run.apply(unnamed, only=host_stage)
-        surveys = run.again(surveys)
-    work = {name: one for name, one in surveys.items() if _is_builder(one)}
-    marks = {name: one.plan.release.fingerprint for name, one in work.items()}
-    instead = {
-        name: {"llama_cpp_activate": False, "llama_cpp_fetch_to": str(survey.release_archive(mark))}
-        for name, mark in marks.items()
-    }
-    run.apply(work, needed, [name for name in needed if name not in host_stage], instead)
+        run.apply(unnamed, only=parts.in_stages(HOST))
+        surveys = {**{name: one for name, one in surveys.items() if name not in unnamed}, **run.again(unnamed)}
+    here = {name: one for name, one in surveys.items() if _made_here(one)}
+    instead = {name: _only_packed(one) for name, one in here.items()}
+    run.apply(here, parts.in_stages(HOST, RELEASE), parts.in_stages(RELEASE), instead)
+    packed = {one.fingerprint for one in survey.cached_releases()}
     for name, one in surveys.items():
         if name not in run.outcomes:
-            _end(run, name, one, marks)
+            _end(run, one, packed)
     return [run.outcomes[target.name] for target in targets]
 
 
-def _is_builder(one: Survey) -> bool:
-    """The release is made or packed on this host: it is not on the controller, and no other host brings it."""
+def _made_here(one: Survey) -> bool:
+    """The release is compiled or packed on this host: the controller has none, and no other host brings it."""
     return one.plan.release.archive is None and one.plan.release.build_from in (HERE, INSTALLED)
 
 
-def _end(run: Run, name: str, one: Survey, marks: Mapping[str, str]) -> None:
-    release = one.plan.release
-    if name in marks:
-        there = any(each.fingerprint == release.fingerprint for each in survey.cached_releases())
-        error = (
-            None
-            if there
-            else BigironError(f"the release {release.fingerprint} did not arrive", where=name, hint=f"see {run.folder}")
-        )
-        run.end(name, BUILT if there else "failed", error)
-    elif release.archive:
-        run.end(name, PACKED)
+def _only_packed(one: Survey) -> Mapping[str, Any]:
+    return {"llama_cpp_activate": False, "llama_cpp_fetch_to": str(survey.release_archive(one.plan.release.fingerprint))}
+
+
+def _end(run: Run, one: Survey, packed: Collection[str]) -> None:
+    release, builder = one.plan.release, run.outcomes.get(one.plan.release.build_from)
+    if release.archive:
+        run.end(one.name, PACKED)
+    elif release.fingerprint in packed:
+        run.end(one.name, BUILT)
     else:
-        builder = run.outcomes.get(release.build_from)
-        if builder is None and release.build_from in marks:
-            _end_of_builder = any(each.fingerprint == release.fingerprint for each in survey.cached_releases())
-            run.end(name, BUILT if _end_of_builder else "failed")
-        elif builder and builder.error:
-            what = f"not attempted: {release.build_from}, which builds its release, {builder.status}"
-            run.end(name, "failed", BigironError(what, where=name))
-        else:
-            run.end(name, BUILT)
+        because = f"{release.build_from}, which builds its release, {builder.status}" if builder else f"see {run.folder}"
+        error = BigironError(f"the release {release.fingerprint} did not come to the controller", where=one.name, hint=because)
+        run.end(one.name, "failed", error)

@@ -151,6 +151,9 @@ def _unbuildable(facts: Facts) -> list[Refused]:
     if unclear := [name for name in buildlog.native(options) if name.endswith(buildlog.GPU_ARCHITECTURES)]:
         what = f"{', '.join(unclear)}: native is whatever GPU the builder has, or none"
         found.append(Refused(what, hint="name the architectures, such as 89;120a or gfx1100; nothing was changed"))
+    if facts.wish["llama_cpp_all_cpus"] and facts.machine.arch not in build_options.X86:
+        what = f"llama_cpp_all_cpus is for x86-64, and this host is {facts.machine.arch}"
+        found.append(Refused(what, hint="set llama_cpp_all_cpus: false for this host; nothing was changed"))
     if facts.wish["llama_cpp_all_cpus"] and "amx_tile" in facts.machine.cpu.flags and "g++" in facts.release.identity.compiler:
         what = (
             "llama_cpp_all_cpus builds a variant with AMX, which this CPU would take, and which dies of an illegal instruction when "

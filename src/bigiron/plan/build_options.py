@@ -19,6 +19,7 @@ BUILD_DISK_BYTES = 2 * GIB
 TOOLCHAIN_DISK_BYTES = 1 * GIB
 """g++, cmake, ninja and ccache with what they need on Debian 12 (0.5 GiB installed), plus the downloaded packages."""
 
+X86 = ("x86_64", "amd64")
 # CMake option <- every kernel flag (/proc/cpuinfo) it needs; names from ggml/CMakeLists.txt and ggml/src/ggml-cpu/CMakeLists.txt (b11434)
 X86_OPTIONS: dict[str, tuple[str, ...]] = {
     "GGML_SSE42": ("sse4_2",),
@@ -125,7 +126,7 @@ def cpu_options(arch: str, flags: Collection[str]) -> tuple[dict[str, str], tupl
     CPU without them never gets it (llama.cpp#8734: illegal instruction). An architecture without a table here builds natively.
     """
     have = set(flags)
-    if arch in ("x86_64", "amd64"):
+    if arch in X86:
         chosen = {name: have.issuperset(needs) for name, needs in X86_OPTIONS.items()}
         baseline = tuple(sorted({flag for name, needs in X86_OPTIONS.items() if chosen[name] for flag in needs}))
         named = {name: "ON" if on else "OFF" for name, on in chosen.items()}
