@@ -38,11 +38,8 @@ class Build:
 
     @property
     def build(self) -> str:
-        return " ".join(
-            dict.fromkeys(
-                filter(None, (self.options.get("LLAMA_BUILD_COMMIT", "")[:12], self.options.get("LLAMA_BUILD_NUMBER")))
-            )
-        )
+        commit, number = self.options.get("LLAMA_BUILD_COMMIT", "")[:12], self.options.get("LLAMA_BUILD_NUMBER", "")
+        return commit if commit == f"b{number}" else f"{commit} {number}".strip()
 
     @property
     def platform(self) -> str:
@@ -74,7 +71,8 @@ def known(targets: Sequence[Target], inventory: str) -> tuple[list[Build], dict[
         )
         for one in survey.cached_releases()
     }
-    for path, content in {**lock.read_all(), **lock.read_all(inventory)}.items():
+    locks = {path.resolve(): content for path, content in {**lock.read_all(), **lock.read_all(inventory)}.items()}
+    for path, content in locks.items():
         mark = (content.get("release") or {}).get("fingerprint")
         if mark:
             identity = {key: value for key, value in content["release"].items() if key != "fingerprint"}
