@@ -16,6 +16,9 @@ from bigiron.fleet.survey import Look
 from bigiron.parts import llama_cpp, llama_server
 from bigiron.report.live import Progress
 
+PROMPT, TOKENS = "The capital of France is", 8
+"""Enough to see that it answers: a way back is taken in a hurry, and the role has proved one completion already."""
+
 
 @play.one_per_host
 def rollback(targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = False) -> list[Outcome]:
@@ -94,7 +97,7 @@ def _prove(looks: Mapping[str, Look], outcomes: Mapping[str, Outcome]) -> None:
     def one_host(target: Target) -> dict[str, Any]:
         one = looks[target.name]
         kept = _record(one)["kept"]
-        return measure.complete(target, one.wish, measure.PROMPT, measure.TOKENS, host=kept["host"], port=kept["port"])
+        return measure.complete(target, one.wish, PROMPT, TOKENS, host=kept["host"], port=kept["port"])
 
     for name, answer in run_many([one.target for one in looks.values()], one_host).items():
         if isinstance(answer, BigironError):

@@ -16,7 +16,7 @@ GPU_ARCHITECTURES = ("_ARCHITECTURES", "GPU_TARGETS")
 NATIVE = re.compile(r"(?<![\w-])native(?![\w-])|-m(arch|cpu|tune)=native", re.IGNORECASE)
 """In the value of an option: whatever this machine has, which another one may not have."""
 KILLED = re.compile(
-    r"Killed signal terminated program|died due to signal 9|unable to execute command: Killed|signal 9\b|^.*\bKilled\s*$"
+    r"Killed signal terminated program|died due to signal 9|unable to execute command: Killed|signal 9\b|^\S*sh: .*\bKilled\b|^.*\bKilled\s*$"
     r"|out of memory|cannot allocate memory|virtual memory exhausted|std::bad_alloc",
     re.IGNORECASE | re.MULTILINE,
 )
