@@ -354,6 +354,38 @@ def test_native_gpu_architectures_are_refused_by_the_plan_and_on_the_host(tools:
         tools.build(options={"GGML_NATIVE": "OFF", name: "89;native"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("CMAKE_CUDA_ARCHITECTURES", "90;12.1", "write 121"),
+        ("CMAKE_CUDA_ARCHITECTURES", "sm_90", "write 90"),
+        ("CMAKE_CUDA_ARCHITECTURES", "compute_120a", "write 120a"),
+        ("CMAKE_CUDA_ARCHITECTURES", "No CUDA devices found", "89;120a"),
+        ("CMAKE_CUDA_ARCHITECTURES", "", "89;120a"),
+        ("GPU_TARGETS", "1100", "gfx1100;gfx90a"),
+        ("AMDGPU_TARGETS", "gfx1100,gfx1030", "gfx1100;gfx90a"),
+    ],
+)
+def test_what_is_no_gpu_architecture_is_refused_with_what_to_write(name: str, value: str, says: str) -> None:
+    plan = plan_hosts([fact("a", llama_cpp_extra_options={name: value})], [])["a"]
+    [refusal] = plan.planned.refusals  # type: ignore[union-attr]
+    assert name in refusal.what
+    assert says in str(refusal.hint)
+
+
+@pytest.mark.parametrize("value", ["90;120a;121f-real;75-virtual", "all-major", "89"])
+def test_lists_of_cuda_architectures_keep_their_order(value: str) -> None:
+    plan = plan_hosts([fact("a", llama_cpp_extra_options={"CMAKE_CUDA_ARCHITECTURES": value})], [])["a"]
+    assert plan.planned.refusals == []  # type: ignore[union-attr]
+    assert plan.variables["llama_cpp_options"]["CMAKE_CUDA_ARCHITECTURES"] == value  # type: ignore[union-attr]
+    assert build_options.wrong_architectures({"GPU_TARGETS": "gfx942:sramecc+:xnack-;gfx11-generic;gfx90a"}) == []
+
+
+def test_a_cache_without_attention_kernels_on_the_gpu_is_told() -> None:
+    assert build_options.attention_gap(("q8_0", "f16")) == ""
+    assert "a cache of iq4_nl: it would run on the CPU" in build_options.attention_gap(("iq4_nl", "iq4_nl"))
+
+
 def test_one_release_for_every_cpu_says_what_it_costs() -> None:
     plan = plan_hosts([fact("a", llama_cpp_all_cpus=True)], [])["a"]
     [why] = [each.why for each in plan.planned.reasons if each.topic == "CPU"]  # type: ignore[union-attr]

@@ -80,7 +80,7 @@ def candidate(facts: Facts) -> Candidate:
         extra=wish["llama_cpp_extra_options"],
         toolchains=facts.toolchains,
         all_cpus=wish["llama_cpp_all_cpus"],
-        cache_types=(wish["llama_server_cache_type_k"], wish["llama_server_cache_type_v"]),
+        cache_types=_cache_types(facts),
     )
     compiler = facts.observed.get("compilers", {}).get(_COMPILER, {})
     versions = {each.backend: each.version for each in facts.toolchains}
@@ -91,6 +91,10 @@ def candidate(facts: Facts) -> Candidate:
     return Candidate(
         facts.host, identity, _installed(facts.observed), compiler.get("version") or compiler.get("candidate") or "", loaded
     )
+
+
+def _cache_types(facts: Facts) -> tuple[str, str]:
+    return facts.wish["llama_server_cache_type_k"], facts.wish["llama_server_cache_type_v"]
 
 
 def _installed(observed: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
@@ -136,6 +140,14 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
     )
     refusals, findings = _no_gpu(facts)
     refusals += _unbuildable(facts)
+    gap = (
+        build_options.attention_gap(_cache_types(facts))
+        if facts.backend.main.name in ("cuda", "hip") and facts.backend.gpus
+        else ""
+    )
+    if gap:
+        hint = f"set llama_server_cache_type_k and _v to one of {', '.join(build_options.FA_TYPES)}"
+        findings.append(f"{gap}; {hint}")
     return Planned(variables, resources, _reasons(facts, jobs), refusals, findings, space=_space(facts))
 
 
@@ -151,6 +163,7 @@ def _unbuildable(facts: Facts) -> list[Refused]:
     if unclear := [name for name in buildlog.native(options) if name.endswith(buildlog.GPU_ARCHITECTURES)]:
         what = f"{', '.join(unclear)}: native is whatever GPU the builder has, or none"
         found.append(Refused(what, hint="name the architectures, such as 89;120a or gfx1100; nothing was changed"))
+    found += [Refused(what, hint=hint) for what, hint in build_options.wrong_architectures(options)]
     if facts.wish["llama_cpp_all_cpus"] and facts.machine.arch not in build_options.X86:
         what = f"llama_cpp_all_cpus is for x86-64, and this host is {facts.machine.arch}"
         found.append(Refused(what, hint="set llama_cpp_all_cpus: false for this host; nothing was changed"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bigiron.onhost.budget import JOB_MEMORY_BYTES
-from bigiron.onhost.buildlog import native
+from bigiron.onhost.buildlog import GPU_ARCHITECTURES, native
 from bigiron.plan.sources import Source
 from bigiron.units import GIB
 
@@ -230,6 +231,31 @@ def _attention(cache_types: tuple[str, str], build_number: int) -> dict[str, str
     if build_number < FA_QUANTS_SINCE:
         return {"GGML_CUDA_FA_ALL_QUANTS": "ON"}
     return {"GGML_CUDA_FA_QUANTS": ",".join((*FA_PAIRS, pair))}
+
+
+def attention_gap(cache_types: tuple[str, str]) -> str:
+    """Why flash attention of CUDA and HIP has no kernel for these types of the cache (K, V), so that it runs on the CPU; "" where it has."""
+    unable = [each for each in dict.fromkeys(cache_types) if each not in FA_TYPES]
+    return f"there is no flash attention kernel for a cache of {', '.join(unable)}: it would run on the CPU" if unable else ""
+
+
+_CUDA_ARCHITECTURE = re.compile(r"[1-9]\d{1,2}[af]?(-real|-virtual)?|all|all-major")
+_GFX_ARCHITECTURE = re.compile(r"gfx[0-9a-f]{3,4}(:\w+[+-])*|gfx\d+(-\d+)?-generic")
+
+
+def wrong_architectures(options: Mapping[str, str]) -> list[tuple[str, str]]:
+    """GPU architectures that cmake would take and the compiler not, or that are a message of some tool: ``(what, hint)`` each."""
+    found = []
+    for name, value in options.items():
+        if not name.endswith(GPU_ARCHITECTURES) or native({**options, "GGML_NATIVE": "OFF"}):
+            continue
+        pattern, like = (_CUDA_ARCHITECTURE, "89;120a") if "CUDA" in name else (_GFX_ARCHITECTURE, "gfx1100;gfx90a")
+        for each in value.split(";"):
+            if not pattern.fullmatch(each):
+                digits = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d[af]?)", each) if "CUDA" in name else None
+                hint = f"write {digits[1]}{digits[2]}" if digits else f"name them like {like}"
+                found.append((f"{name} holds {each!r}, which is no architecture", f"{hint}; nothing was changed"))
+    return found
 
 
 def jobs(threads: int, available_bytes: int) -> int:
