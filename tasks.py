@@ -380,13 +380,12 @@ def builds_build(_c: Context, host: str = "", group: str = "", inventory: str = 
 
     Example: ./inv builds.build --host lab01
     """
-    from bigiron import targets
     from bigiron.fleet import applying, building
     from bigiron.report import plans
     from bigiron.report.console import say
 
     started = time.monotonic()
-    outcomes = building.build(targets.select(host, group, inventory, boot=say), inventory, say, quiet=json)
+    outcomes = building.build(_targets(host, group, inventory), inventory, say, quiet=json)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
     return applying.exit_code(outcomes)
 

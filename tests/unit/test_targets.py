@@ -17,8 +17,12 @@ from bigiron.lab import lab, state
 
 BOOTING = {"provision"}
 TASKS = load_tasks()
+ELSEWISE = {"hosts", "builds.prune"}
+"""They say what they can without those that are down: a lab host that is down has no release that must be kept."""
 CONNECTING = sorted(
-    name for name in TASKS.task_names if any(one.name == "inventory" for one in TASKS[name].get_arguments()) and name != "hosts"
+    name
+    for name in TASKS.task_names
+    if {"host", "inventory"} <= {one.name for one in TASKS[name].get_arguments()} and name not in ELSEWISE
 )
 WORDS = {"ask": ["a prompt"]}
 

@@ -62,8 +62,7 @@ class Build:
 def known(targets: Sequence[Target], inventory: str) -> tuple[list[Build], dict[str, BigironError]]:
     """All releases, the newest packed one first, and the hosts that could not be asked.
 
-    Those of ``targets`` are asked, but for lab hosts that are down, which have nothing any more; of all others the locks say what they run, in
-    every inventory of the project.
+    Those of ``targets`` are asked; of all others the locks say what they run, in every inventory of the project.
     """
     found = {
         one.fingerprint: Build(
@@ -77,8 +76,7 @@ def known(targets: Sequence[Target], inventory: str) -> tuple[list[Build], dict[
         if mark:
             identity = {key: value for key, value in content["release"].items() if key != "fingerprint"}
             found.setdefault(mark, Build(mark, identity)).used_by.append(f"{path.stem} (lock)")
-    up = [target for target in targets if not target.down]
-    seen = survey.look(up) if up else {}
+    seen = survey.look(targets) if targets else {}
     for name, one in seen.items():
         if isinstance(one, Look):
             _note(found, name, one)
@@ -101,11 +99,11 @@ def prune(targets: Sequence[Target], inventory: str, keep: int, *, check: bool) 
     """Remove packed releases that no lock and no host names, but for the ``keep`` newest of them: ``(gone, kept)``.
 
     What is installed on hosts is never touched. With ``check`` nothing is removed. Raises UsageError for a ``keep`` below 0, Refused when a host
-    cannot be asked that has no lock either: what it runs is not known.
+    cannot be asked that has no lock either: what it runs is not known. A lab host that is down has nothing any more, and is not asked.
     """
     if keep < 0:
         raise UsageError(f"{keep} releases cannot be kept", where="--keep", hint="0 keeps only those that something names")
-    builds, errors = known(targets, inventory)
+    builds, errors = known([target for target in targets if not target.down], inventory)
     unknown = [name for name in errors if not lock.path_for(inventory, name).exists()]
     if unknown:
         what = f"{', '.join(unknown)} cannot be asked and has no lock, so what it runs is not known; nothing was removed"

@@ -219,8 +219,8 @@ def teardown(targets: Sequence[Target], inventory: str, say: Say, *, models: boo
                 Outcome(name, "unreachable", changed=changed, error=Unreachable(result.unreachable[name], where=name))
             )
         elif name in result.failed:
-            failure = BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}")
-            outcomes.append(Outcome(name, "failed", changed=changed, error=failure))
+            error = BigironError(result.failed[name], where=name, hint=f"the whole log: {result.log}")
+            outcomes.append(Outcome(name, "failed", changed=changed, error=error))
         else:
             lock.path_for(inventory, name).unlink(missing_ok=True)
             outcomes.append(Outcome(name, "removed" if changed else "nothing to remove", changed=changed))
