@@ -163,6 +163,7 @@ def provision(
     Example: ./inv provision --host lab01
     """
     from bigiron import targets
+    from bigiron.fleet import applying
     from bigiron.fleet import provision as work
     from bigiron.report import plans
     from bigiron.report.console import say
@@ -176,7 +177,7 @@ def provision(
     chosen = targets.select(host, group, inventory, boot=say)
     outcomes = work.provision(chosen, inventory, say, quiet=json, may_reboot=reboot)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
-    return work.exit_code(outcomes)
+    return applying.exit_code(outcomes)
 
 
 @command(
@@ -214,7 +215,7 @@ def rollback(_c: Context, host: str = "", group: str = "", inventory: str = INVE
 
     Example: ./inv rollback --host lab01
     """
-    from bigiron.fleet import provision as work
+    from bigiron.fleet import applying
     from bigiron.fleet import rollback as back
     from bigiron.report import plans
     from bigiron.report.console import say
@@ -222,7 +223,7 @@ def rollback(_c: Context, host: str = "", group: str = "", inventory: str = INVE
     started = time.monotonic()
     outcomes = back.rollback(_targets(host, group, inventory), inventory, say, quiet=json)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
-    return work.exit_code(outcomes)
+    return applying.exit_code(outcomes)
 
 
 @command(help=HELP)
@@ -246,10 +247,10 @@ def ask(
 
     Example: ./inv ask "The capital of France is" --host lab01
     """
-    from bigiron.fleet import provision as work
+    from bigiron.fleet import measure
     from bigiron.report import console
 
-    answer = work.ask(_targets(host, group, inventory), prompt, tokens)
+    answer = measure.ask(_targets(host, group, inventory), prompt, tokens)
     if json:
         console.print_json(answer)
     else:
@@ -266,6 +267,7 @@ def teardown(
 
     Example: ./inv teardown --host lab01 --models
     """
+    from bigiron.fleet import applying
     from bigiron.fleet import provision as work
     from bigiron.report import plans
     from bigiron.report.console import say
@@ -273,7 +275,7 @@ def teardown(
     started = time.monotonic()
     outcomes = work.teardown(_targets(host, group, inventory), inventory, say, models=models, quiet=json)
     plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
-    return work.exit_code(outcomes)
+    return applying.exit_code(outcomes)
 
 
 @command(
@@ -359,6 +361,113 @@ def mirror_status(_c: Context, json: bool = False) -> int:
     return labs.show_mirror(mirror.status(), as_json=json)
 
 
+@command(name="list", help={**HELP, "host": "ask these hosts too (their locks are read anyway): a name or a pattern"})
+def builds_list(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
+    """List the releases that are packed on this controller, named by a lock, or (with --host) installed on hosts, and who uses them.
+
+    Example: ./inv builds.list --host lab01
+    """
+    from bigiron import targets
+    from bigiron.fleet import builds
+    from bigiron.report import builds as report
+
+    return report.show_list(*builds.known(targets.some(host, group, inventory), inventory), as_json=json)
+
+
+@command(name="build", help=HELP)
+def builds_build(_c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, json: bool = False) -> int:
+    """Build the planned release of hosts, once per platform, and pack it here; what runs there is left alone.
+
+    Example: ./inv builds.build --host lab01
+    """
+    from bigiron.fleet import applying, building
+    from bigiron.report import plans
+    from bigiron.report.console import say
+
+    started = time.monotonic()
+    outcomes = building.build(_targets(host, group, inventory), inventory, say, quiet=json)
+    plans.show_outcomes(outcomes, time.monotonic() - started, as_json=json)
+    return applying.exit_code(outcomes)
+
+
+@command(
+    name="prune",
+    help={
+        **HELP,
+        "keep": "how many of the newest releases that nothing names are kept too",
+        "check": "show what would go; remove nothing",
+    },
+)
+def builds_prune(
+    _c: Context,
+    host: str = "all",
+    group: str = "",
+    inventory: str = INVENTORY,
+    keep: int = 3,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """Remove the packed releases on this controller that no lock and no host names; hosts are asked, and nothing is removed there.
+
+    Example: ./inv builds.prune --keep 1 --check
+    """
+    from bigiron.fleet import builds
+    from bigiron.report import builds as report
+
+    gone, kept = builds.prune(_targets(host, group, inventory), inventory, keep, check=check)
+    return report.show_pruned(gone, kept, check=check, as_json=json)
+
+
+@command(name="explain", help={**HELP, "with": "only compare with this release: its fingerprint, or how it begins"})
+def builds_explain(
+    _c: Context, host: str = "", group: str = "", inventory: str = INVENTORY, with_: str = "", json: bool = False
+) -> int:
+    """Explain why the planned release of a host has another fingerprint than those that are there.
+
+    Example: ./inv builds.explain --host lab01
+    """
+    from bigiron.fleet import builds, survey
+    from bigiron.report import builds as report
+
+    surveys, errors = survey.survey(_targets(host, group, inventory))
+    found = {name: builds.explain(one, with_) for name, one in surveys.items()}
+    return report.show_explained(surveys, found, errors, as_json=json)
+
+
+@command(
+    name="bump",
+    help={
+        "to": "a build of llama.cpp: a tag like b11500, or a commit",
+        "number": "its build number, where --to does not say it",
+        "url": "its archive or repository, where that does not follow from the present one",
+        "sha256": "the SHA-256 of the archive; else it is fetched and summed",
+        "file": "the file that pins llama.cpp, where several do",
+        "check": "show the lines; write nothing",
+        "inventory": HELP["inventory"],
+        "json": HELP["json"],
+    },
+)
+def builds_bump(
+    _c: Context,
+    to: str = "",
+    number: int = 0,
+    url: str = "",
+    sha256: str = "",
+    file: str = "",
+    check: bool = False,
+    inventory: str = INVENTORY,
+    json: bool = False,
+) -> int:
+    """Pin another llama.cpp in the inventory, and show which of its flag changes touch the hosts' plans.
+
+    Example: ./inv builds.bump --to b11500 --inventory inventory/example
+    """
+    from bigiron.fleet import bump
+    from bigiron.report import builds as report
+
+    return report.show_bump(bump.bump(inventory, bump.Step(to, url, sha256, number), file=file, check=check), as_json=json)
+
+
 @command()
 def lint(_c: Context) -> int:
     """Check style and types: ruff, mypy --strict, yamllint, ansible-lint (profile production).
@@ -390,4 +499,7 @@ def test(_c: Context, fast: bool = False, slow: bool = False, only: str = "", ju
 
 ns = Collection(hosts, variables, probe, plan, drift, provision, verify, rollback, status, ask, teardown, lint, test)
 ns.add_collection(Collection("lab", up=lab_up, down=lab_down, status=lab_status, ssh=lab_ssh))
+ns.add_collection(
+    Collection("builds", list=builds_list, build=builds_build, prune=builds_prune, explain=builds_explain, bump=builds_bump)
+)
 ns.add_collection(Collection("mirror", up=mirror_up, status=mirror_status))

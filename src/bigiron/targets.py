@@ -38,6 +38,11 @@ def select(host: str, group: str, inventory: str, *, boot: Callable[[str], None]
     return found
 
 
+def some(host: str, group: str, inventory: str) -> list[Target]:
+    """As `select`, for commands that can do without hosts: none when none is named."""
+    return select(host, group, inventory) if host or group else []
+
+
 def of_lab(host: str) -> tuple[list[str] | None, dict[str, str]]:
     """The lab hosts that ``host`` (a pattern) names, None for an empty one, and which Debian release inventory/lab wants for which.
 

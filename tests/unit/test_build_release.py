@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from bigiron.errors import BigironError, Refused
-from bigiron.onhost import build, release
+from bigiron.onhost import build, fit, release
 from bigiron.onhost import compile as compiling
-from bigiron.onhost.compile import Request, configure_argv, configure_problems, explain_failure, named
+from bigiron.onhost.buildlog import configure_problems, explain_failure
+from bigiron.onhost.compile import Request, configure_argv, named
 from bigiron.onhost.release import Layout
 from bigiron.plan.build_options import fingerprint as planned_fingerprint
 
@@ -150,10 +151,10 @@ def test_library_from_the_build_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_release_for_another_cpu_is_refused_with_the_missing_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "cpu_flags", lambda: ["avx2", "fma"])
-    release.check_fits({"cpu_baseline": ["avx2"]})
+    monkeypatch.setattr(fit, "cpu_flags", lambda: ["avx2", "fma"])
+    fit.check({"cpu_baseline": ["avx2"]}, {})
     with pytest.raises(BigironError, match="avx512f"):
-        release.check_fits({"cpu_baseline": ["avx2", "avx512f"]})
+        fit.check({"cpu_baseline": ["avx2", "avx512f"]}, {})
 
 
 @pytest.mark.parametrize(
@@ -170,14 +171,14 @@ def test_release_for_another_cpu_is_refused_with_the_missing_flags(monkeypatch: 
     ],
 )
 def test_a_release_fits_the_glibc_it_was_linked_against_and_newer_ones(built: str, here: str, fits: bool) -> None:
-    problems = release.unfit({"libc": built}, [], here)
+    problems = fit.unfit({"libc": built}, [], here)
     assert problems == [] if fits else built in problems[0] and here in problems[0]
 
 
 def test_a_packed_release_for_a_newer_glibc_is_refused_before_anything_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "libc_version", lambda: "glibc 2.36")
+    monkeypatch.setattr(fit, "libc_version", lambda: "glibc 2.36")
     monkeypatch.setattr(release, "prove", lambda *_: pytest.fail("it was run"))
     made = tmp_path / "made"
     make_release(made)
@@ -321,7 +322,7 @@ def test_missing_tls_matters_only_when_it_was_asked_for() -> None:
 def test_killed_compiler_is_told_as_out_of_memory() -> None:
     what, hint = explain_failure("[3/9] x\nFAILED: a.o\ng++: fatal error: Killed signal terminated program cc1plus\n")
     assert "out of memory" in what
-    assert "llama_cpp_jobs" in hint
+    assert "what was compiled is kept" in hint
     what, _ = explain_failure("FAILED: a.o\na.cpp:1:2: error: expected ';'\n")
     assert what == "a.cpp:1:2: error: expected ';'"
     assert "disk is full" in explain_failure("cc1plus: No space left on device")[0]

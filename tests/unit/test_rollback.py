@@ -12,7 +12,7 @@ import pytest
 from bigiron import parts
 from bigiron.errors import EXIT_OK, Refused, Unreachable
 from bigiron.fleet import play, rollback, survey
-from bigiron.fleet.provision import exit_code
+from bigiron.fleet.applying import exit_code
 from bigiron.onhost import previous, release
 from bigiron.onhost import rollback as onhost
 from bigiron.parts.difference import diff
@@ -199,7 +199,7 @@ class World:
         monkeypatch.setattr(play, "state_dir", lambda *_parts: tmp_path)
         monkeypatch.setattr(play, "new_run", lambda: tmp_path)
         monkeypatch.setattr(play, "run", self.run)
-        monkeypatch.setattr(rollback, "complete", self.complete)
+        monkeypatch.setattr(rollback.measure, "complete", self.complete)
 
     def run(self, playbook: str, _inventories: Any, hosts: list[str], folder: Path, _on_event: Any) -> Any:
         assert playbook == "rollback"

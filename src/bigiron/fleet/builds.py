@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bigiron.errors import BigironError
+from bigiron.errors import BigironError, Refused, UsageError
 from bigiron.fleet import lock, survey
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.survey import Look, Survey
@@ -37,11 +38,8 @@ class Build:
 
     @property
     def build(self) -> str:
-        return " ".join(
-            dict.fromkeys(
-                filter(None, (self.options.get("LLAMA_BUILD_COMMIT", "")[:12], self.options.get("LLAMA_BUILD_NUMBER")))
-            )
-        )
+        commit, number = self.options.get("LLAMA_BUILD_COMMIT", "")[:12], self.options.get("LLAMA_BUILD_NUMBER", "")
+        return commit if commit == f"b{number}" else f"{commit} {number}".strip()
 
     @property
     def platform(self) -> str:
@@ -72,7 +70,8 @@ def known(targets: Sequence[Target], inventory: str) -> tuple[list[Build], dict[
         )
         for one in survey.cached_releases()
     }
-    for path, content in {**lock.read_all(), **lock.read_all(inventory)}.items():
+    locks = {path.resolve(): content for path, content in {**lock.read_all(), **lock.read_all(inventory)}.items()}
+    for path, content in locks.items():
         mark = (content.get("release") or {}).get("fingerprint")
         if mark:
             identity = {key: value for key, value in content["release"].items() if key != "fingerprint"}
@@ -96,21 +95,26 @@ def _note(found: dict[str, Build], host: str, one: Look) -> None:
         build.used_by.append(f"{host} ({words})")
 
 
-def prune(
-    targets: Sequence[Target], inventory: str, keep: int, *, check: bool
-) -> tuple[list[Build], list[Build], dict[str, BigironError]]:
-    """Remove packed releases that nothing names, but for the ``keep`` newest: ``(gone, kept, hosts that could not be asked)``.
+def prune(targets: Sequence[Target], inventory: str, keep: int, *, check: bool) -> tuple[list[Build], list[Build]]:
+    """Remove packed releases that no lock and no host names, but for the ``keep`` newest of them: ``(gone, kept)``.
 
-    What runs on hosts is never touched. With ``check`` nothing is removed.
+    What is installed on hosts is never touched. With ``check`` nothing is removed. Raises UsageError for a ``keep`` below 0, Refused when a host
+    cannot be asked that has no lock either: what it runs is not known. A lab host that is down has nothing any more, and is not asked.
     """
-    builds, errors = known(targets, inventory)
+    if keep < 0:
+        raise UsageError(f"{keep} releases cannot be kept", where="--keep", hint="0 keeps only those that something names")
+    builds, errors = known([target for target in targets if not target.down], inventory)
+    unknown = [name for name in errors if not lock.path_for(inventory, name).exists()]
+    if unknown:
+        what = f"{', '.join(unknown)} cannot be asked and has no lock, so what it runs is not known; nothing was removed"
+        raise Refused(what, hint=f"bring it back, or leave it out: --host 'all,!{unknown[0]}'")
     packed = [one for one in builds if one.size_bytes]
-    gone = [one for one in packed if not one.used_by][max(0, keep) :]
+    gone = [one for one in packed if not one.used_by][keep:]
     if not check:
         for one in gone:
             for suffix in (".json", ".tar.gz"):  # the description first: without it nobody takes the rest for a release
                 (cache_dir("releases") / f"{one.fingerprint}{suffix}").unlink(missing_ok=True)
-    return gone, [one for one in packed if one not in gone], errors
+    return gone, [one for one in packed if one not in gone]
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,11 @@ class Likeness:
         return {"fingerprint": self.fingerprint, "where": list(self.where), "differences": list(self.differences)}
 
 
-def explain(one: Survey) -> list[Likeness]:
-    """Every release on the host and on the controller against the planned one, the most alike first."""
+def explain(one: Survey, wanted: str = "") -> list[Likeness]:
+    """Every release on the host and on the controller against the planned one, the most alike first; or only the one that ``wanted`` begins.
+
+    Raises UsageError when there is no such release, or more than one.
+    """
     planned = one.plan.release.identity.to_json()
     there: dict[str, tuple[list[str], Mapping[str, Any]]] = {}
     current = str(one.observed["paths"].get(llama_cpp.CURRENT, {}).get("target", "")).rsplit("/", 1)[-1]
@@ -135,8 +142,21 @@ def explain(one: Survey) -> list[Likeness]:
         there[mark] = ([where], release["manifest"].get("identity") or {})
     for cached in survey.cached_releases():
         there.setdefault(cached.fingerprint, ([], cached.identity))[0].append("controller")
+    named = [mark for mark in there if mark.startswith(wanted)]
+    if wanted and len(named) != 1:
+        near = difflib.get_close_matches(wanted, there, n=4, cutoff=0.3) or sorted(there)
+        what = (
+            f"{len(named)} releases begin with {wanted!r}"
+            if named
+            else f"there is no release {wanted!r} on {one.name} or on the controller"
+        )
+        raise UsageError(
+            what, where="--with", hint=f"near it: {', '.join(named or near)}" if there else "./inv builds.list shows all"
+        )
     found = [
-        Likeness(mark, tuple(where), tuple(releases.unlike(planned, identity))) for mark, (where, identity) in there.items()
+        Likeness(mark, tuple(where), tuple(releases.unlike(planned, identity)))
+        for mark, (where, identity) in there.items()
+        if mark in named
     ]
     return sorted(found, key=lambda each: (len(each.differences), each.fingerprint))
 

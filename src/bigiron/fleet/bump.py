@@ -74,7 +74,12 @@ def bump(inventory: str, step: Step, *, file: str = "", check: bool = False) -> 
     The archive is fetched when no SHA-256 is given, and the commit of a tag is asked of the repository. Raises UsageError when it is not clear which
     lines to change, Refused when the result would not be what was asked for; nothing is written then.
     """
+    if not re.fullmatch(r"[\w.+-]+", step.to):
+        what = f"{step.to!r} is no build of llama.cpp" if step.to else "no build was named"
+        raise UsageError(what, where="--to", hint="a tag like b11500, or a commit of 40 hex digits")
     path = Path(file) if file else _file(inventory)
+    if not path.is_file():
+        raise UsageError("there is no such file", where=file, hint=f"name a file of {inventory} that sets {COMMIT}")
     text = path.read_text(encoding="utf-8")
     old = {name: _value(text, name) for name in (COMMIT, NUMBER, URL, SHA256, SUBDIR)}
     new = _wanted(old, step, path)

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from bigiron.errors import BigironError, Refused, Unreachable
-from bigiron.fleet import plandir, play, survey
+from bigiron.fleet import measure, plandir, play, survey
+from bigiron.fleet.applying import Outcome
 from bigiron.fleet.inventory import Target
 from bigiron.fleet.play import Say
-from bigiron.fleet.provision import MEASURE_PROMPT, MEASURE_TOKENS, Outcome, complete
 from bigiron.fleet.ssh import run_many
 from bigiron.fleet.survey import Look
 from bigiron.parts import llama_cpp, llama_server
 from bigiron.report.live import Progress
+
+PROMPT, TOKENS = "The capital of France is", 8
+"""Enough to see that it answers: a way back is taken in a hurry, and the role has proved one completion already."""
 
 
 @play.one_per_host
@@ -94,7 +97,7 @@ def _prove(looks: Mapping[str, Look], outcomes: Mapping[str, Outcome]) -> None:
     def one_host(target: Target) -> dict[str, Any]:
         one = looks[target.name]
         kept = _record(one)["kept"]
-        return complete(target, one.wish, MEASURE_PROMPT, MEASURE_TOKENS, host=kept["host"], port=kept["port"])
+        return measure.complete(target, one.wish, PROMPT, TOKENS, host=kept["host"], port=kept["port"])
 
     for name, answer in run_many([one.target for one in looks.values()], one_host).items():
         if isinstance(answer, BigironError):

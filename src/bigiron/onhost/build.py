@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ..errors import BigironError
-from . import gpuproof, release, trial
+from . import fit, gpuproof, release, trial
 from .compile import Request, collect, compile_release, named
 from .progress import Progress
 from .source import no_room
@@ -146,7 +146,7 @@ def _install(request: Request, report: Callable[..., None]) -> None:
             facts = {}
         else:
             identity, facts = request.identity, collect(request, stage)
-        release.check_fits(identity)
+        fit.check(identity, request.gpu)
         report("proving the installed program", 0, 1)
         proved = release.prove(stage, request.user, request.work)
         if not request.archive:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,17 +16,15 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from ..errors import BigironError, Refused
-from ..units import gib
-from . import release
+from ..units import count, gib
+from . import budget, fit, release
+from .buildlog import BACKENDS, FULL, GPU_ARCHITECTURES, ON, cmake_error, configure_problems, explain_failure, killed, native
 from .progress import write_atomic
 from .release import Layout
 from .source import Source, is_full, unpacked
 
 MINIMUM_FREE_BYTES = 2 * 1024**3
 RPATH = "$ORIGIN;$ORIGIN/../lib"
-BACKENDS = ("CUDA", "HIP", "METAL", "VULKAN", "SYCL", "RPC", "OPENCL", "MUSA")
-FULL = "No space left on device"
-ON = frozenset({"ON", "1", "TRUE", "YES", "Y"})
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,11 @@ class Request:
 
     @property
     def work(self) -> Path:
-        """The folder of this build; it is kept after a failure, so that the next run with the same inputs goes on."""
-        return Path(self.build_root) / "build" / self.fingerprint
+        """The folder of the build; it is kept after a failure, so that the next run with the same inputs goes on.
+
+        All builds have the same: llama.cpp's unity files and ``__FILE__`` hold its name, and with another one ccache finds nothing of them.
+        """
+        return Path(self.build_root) / "build" / "llama.cpp"
 
 
 def compile_release(request: Request, report: Callable[..., None]) -> None:
@@ -83,6 +85,9 @@ def compile_release(request: Request, report: Callable[..., None]) -> None:
         "options": cmake_options(request),
         "environment": request.environment,
         "library_path": list(request.library_path),
+        "compiler": compiler(),
+        "toolchains": request.identity.get("toolchains") or {},
+        "ccache": bool(request.ccache_dir),
     }
     marker = work / "inputs.json"
     if not marker.is_file() or json.loads(marker.read_text(encoding="utf-8")) != inputs:
@@ -112,6 +117,21 @@ def _check_inputs(request: Request) -> None:
     missing = [tool for tool, needed in wanted.items() if needed and not _which(tool)]
     if missing:
         raise BigironError(f"not installed: {', '.join(missing)}", hint="apply role base with base_packages, or install them")
+    options = cmake_options(request)
+    for name, value in sorted(options.items()):
+        if name.startswith("CMAKE_") and name.endswith("_COMPILER") and value.startswith("/") and not os.access(value, os.X_OK):
+            what = f"{name} is {value}, which is no program here"
+            raise BigironError(
+                what, where="llama_cpp_options", hint="install that toolchain, or name the compiler that is there"
+            )
+    architectures = [name for name in native(options) if name.endswith(GPU_ARCHITECTURES)]
+    if architectures:
+        what = f"{', '.join(architectures)}: native is whatever GPU the builder has, or none"
+        raise Refused(what, where="llama_cpp_options", hint="name the architectures, such as 89;120a or gfx1100")
+    planned, here = str(request.identity.get("compiler") or ""), compiler()
+    if planned and planned != here:
+        what = f"the compiler is {here}, and the release {request.fingerprint} is named after {planned}"
+        raise BigironError(what, hint="plan again: the compiler was changed meanwhile")
     Path(request.build_root).mkdir(mode=0o755, parents=True, exist_ok=True)
     free = shutil.disk_usage(request.build_root).free
     if free < MINIMUM_FREE_BYTES and not (request.work / "out" / "build.ninja").exists():
@@ -135,12 +155,12 @@ def named(request: Request) -> Request:
     if request.fingerprint:
         return request
     options = cmake_options(request)
-    native = options.get("GGML_NATIVE", "ON").upper() in ON
+    mine_alone = native(options)
     identity = dict(request.identity) or {
         **request.source.identity,
         "options": options,
-        "libc": release.libc_version(),
-        "cpu_baseline": release.cpu_flags() if native else [],
+        "libc": fit.libc_version(),
+        "cpu_baseline": fit.cpu_flags() if mine_alone else [],
     }
     identity["compiler"] = identity.get("compiler") or compiler()
     if not identity["compiler"]:
@@ -207,6 +227,7 @@ def _configure(request: Request, source: Path, report: Callable[..., None]) -> N
     if done.exists():
         return
     report("configuring", 0, 1)
+    shutil.rmtree(out, ignore_errors=True)  # a cmake that failed remembers what it did not find, and what was installed since
     with log.open("w", encoding="utf-8") as stream:
         argv = configure_argv(request, source, out)
         code = subprocess.run(
@@ -223,34 +244,33 @@ def _configure(request: Request, source: Path, report: Callable[..., None]) -> N
         what, hint = explain_failure(FULL)
         raise BigironError(what, where=str(log), hint=hint)
     if code != 0:
-        raise BigironError(f"cmake failed (exit code {code}): {_cmake_error(text)}", where=str(log))
+        raise BigironError(f"cmake failed (exit code {code}): {cmake_error(text)}", where=str(log))
     found = configure_problems(text, cmake_options(request))
     if found:
         raise BigironError("; ".join(found), where=str(log), hint="correct llama_cpp_options; nothing was compiled")
     done.touch()
 
 
-def configure_problems(log: str, options: dict[str, str]) -> list[str]:
-    """What cmake only warns about and is wrong for us: an option of ours that has no effect, HTTPS asked for and not there."""
-    found = []
-    match = re.search(r"Manually-specified variables were not used by the project:\n\n((?:[ \t]+\S+\n)+)", log + "\n")
-    unused = set(match.group(1).split()) & set(options) if match else set()
-    unused |= {name for name in re.findall(r"(\w+) is deprecated and will be ignored", log) if name in options}
-    if unused:
-        found.append(f"options without effect in this llama.cpp: {', '.join(sorted(unused))}")
-    if options.get("LLAMA_OPENSSL", "").upper() in ON and re.search(r"OpenSSL not found|HTTPS support disabled", log):
-        found.append("LLAMA_OPENSSL is ON and OpenSSL's headers are missing (Debian: libssl-dev)")
-    return found
-
-
-def _cmake_error(text: str) -> str:
-    at = text.find("CMake Error")
-    return " ".join(text[at : at + 600].split()) if at >= 0 else " ".join(text[-400:].split())
-
-
 def _ninja(request: Request, report: Callable[..., None]) -> None:
+    """Compile, with as many compilers as memory and the control groups allow; one that was killed for memory is tried again with half of them."""
     log = request.work / "build.log"
-    argv = ["ninja", "-C", str(request.work / "out"), "-j", str(max(1, request.jobs)), *request.targets]
+    now = budget.of_this_process()
+    jobs = budget.jobs(request.jobs, now)
+    while _compiled(request, jobs, log, report) != 0:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        if is_full(request.work):
+            said = FULL
+        elif killed(said) and jobs > 1:
+            jobs //= 2
+            report(f"memory ran out: going on with {count(jobs, 'compiler')}", 0, 1)
+            continue
+        what, hint = explain_failure(said, killed(said) and budget.of_this_process().oom_kills > now.oom_kills)
+        raise BigironError(f"the build failed: {what}", where=str(log), hint=hint)
+
+
+def _compiled(request: Request, jobs: int, log: Path, report: Callable[..., None]) -> int:
+    """Run ninja, its output in ``log``; returns its exit code."""
+    argv = ["ninja", "-C", str(request.work / "out"), "-j", str(jobs), *request.targets]
     with log.open("w", encoding="utf-8") as stream, subprocess.Popen(
         argv, env=_environment(request), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace", close_fds=False,
@@ -262,29 +282,7 @@ def _ninja(request: Request, report: Callable[..., None]) -> None:
             if step:
                 stream.flush()
                 report("compiling", int(step.group(1)), int(step.group(2)))
-    if process.returncode != 0:
-        said = log.read_text(encoding="utf-8", errors="replace")
-        what, hint = explain_failure(FULL if is_full(request.work) else said)
-        raise BigironError(f"the build failed: {what}", where=str(log), hint=hint)
-
-
-def explain_failure(log: str) -> tuple[str, str]:
-    """``(what, hint)`` from ninja's output: out of memory and disk full look like compiler faults and are not."""
-    if re.search(
-        r"Killed signal terminated program|signal 9|Killed\s*$|out of memory|cannot allocate memory",
-        log,
-        re.IGNORECASE | re.MULTILINE,
-    ):
-        return (
-            "the compiler was killed, most likely out of memory",
-            "lower llama_cpp_jobs (about 1.5 GiB a job), then run it again",
-        )
-    if FULL in log:
-        return "the disk is full", "make room and run it again: what was compiled is kept"
-    failed = log.find("FAILED:")
-    where = log[failed:] if failed >= 0 else log
-    error = re.search(r"^.*(?:error|Error|undefined reference).*$", where, re.MULTILINE)
-    return (error.group(0).strip() if error else " ".join(where[-300:].split())), "the log on the host has the rest"
+    return process.returncode
 
 
 def collect(request: Request, stage: Path) -> dict[str, Any]:

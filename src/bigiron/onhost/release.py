@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import tarfile
@@ -19,9 +18,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Collection, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from ..errors import BigironError
+from .fit import cpu_flags, libc_version
 from .progress import write_atomic
 from .symptoms import SIGNALS
 from .system import sha256_of
@@ -146,13 +146,6 @@ def prove(release: Path, user: str, forbidden: Optional[Path] = None) -> dict[st
     }
 
 
-def libc_version() -> str:
-    """``"glibc 2.36"``, or ``"unknown"`` where the C library does not say (musl)."""
-    with contextlib.suppress(ValueError, OSError):
-        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
-    return "unknown"
-
-
 def _is_elf(path: Path) -> bool:
     with path.open("rb") as stream:
         return stream.read(4) == b"\x7fELF"
@@ -204,43 +197,6 @@ def run_as(
         what = f"does not run as {account.pw_name} ({how}): {answer.stderr.strip()[-400:]}"
         raise BigironError(what, where=" ".join(argv), hint=hint)
     return answer
-
-
-def cpu_flags() -> list[str]:
-    """The kernel's flags of this CPU (x86 ``flags``, ARM ``Features``), sorted."""
-    with contextlib.suppress(OSError):
-        match = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-        return sorted(match.group(1).split()) if match else []
-    return []
-
-
-def unfit(identity: Mapping[str, Any], flags: Collection[str], libc: str) -> list[str]:
-    """Why a release of ``identity`` cannot run on a machine with these CPU ``flags`` and this ``libc``; empty when it can.
-
-    A CPU without an instruction of the baseline kills the program (llama.cpp#8734). A program linked against a newer glibc does not start
-    on an older one; the other way round is what glibc promises. A libc that does not say what it is runs no glibc program for sure.
-    """
-    found = []
-    missing = sorted(set(identity.get("cpu_baseline") or []) - set(flags))
-    if missing:
-        found.append(f"the release needs CPU features that this machine lacks: {', '.join(missing)}")
-    needed = _glibc(str(identity.get("libc") or ""))
-    if needed and (_glibc(libc) or (0,)) < needed:
-        found.append(
-            f"the release was linked against {identity['libc']}, which is newer than this machine's C library ({libc})"
-        )
-    return found
-
-
-def _glibc(text: str) -> tuple[int, ...]:
-    match = re.fullmatch(r"glibc (\d+)\.(\d+).*", text)
-    return (int(match[1]), int(match[2])) if match else ()
-
-
-def check_fits(identity: Mapping[str, Any]) -> None:
-    """Refuse a release that is :func:`unfit` for this machine, before it is installed."""
-    for problem in unfit(identity, cpu_flags(), libc_version()):
-        raise BigironError(problem, hint="build on this host: set llama_cpp_archive to nothing")
 
 
 def flip(layout: Layout, fingerprint: str) -> Optional[str]:

@@ -176,10 +176,13 @@ def _tried(service: Running, folder: Path, user: str) -> Dict[str, str]:
 
 
 def _credential(unit: str) -> str:
-    """The key file that systemd hands to the service; "" when it has none."""
-    answer = start(["systemctl", "show", "--property=LoadCredential", "--value", unit])()
-    found = re.search(r"^api-key:(\S+)", answer.out, re.MULTILINE)
-    return found.group(1) if found else ""
+    """The key file that systemd hands to the service; "" when it has none.
+
+    `systemctl show` of systemd 252 prints LoadCredential as "[unprintable]".
+    """
+    answer = start(["systemctl", "cat", "--no-pager", unit])()
+    found = re.findall(r"^LoadCredential=(?:api-key:(\S+))?", answer.out, re.MULTILINE)
+    return str(found[-1]) if found else ""
 
 
 def _spare_port() -> int:

@@ -9,6 +9,8 @@ from bigiron.errors import Refused
 from bigiron.machine import backends
 from bigiron.machine.backends import Choice
 from bigiron.machine.description import Machine
+from bigiron.onhost import buildlog
+from bigiron.onhost.budget import JOB_MEMORY_BYTES
 from bigiron.parts import base
 from bigiron.parts.part import RELEASE, Facts, Planned, Reason, Resource, Space, Watched
 from bigiron.plan import build_options, sources
@@ -78,14 +80,21 @@ def candidate(facts: Facts) -> Candidate:
         extra=wish["llama_cpp_extra_options"],
         toolchains=facts.toolchains,
         all_cpus=wish["llama_cpp_all_cpus"],
-        cache_types=(wish["llama_server_cache_type_k"], wish["llama_server_cache_type_v"]),
+        cache_types=_cache_types(facts),
     )
     compiler = facts.observed.get("compilers", {}).get(_COMPILER, {})
     versions = {each.backend: each.version for each in facts.toolchains}
-    identity = Identity(source.identity(), options, "", machine.libc, baseline, versions)
+    drivers = {name: version for each in facts.toolchains for name, version in each.drivers.items()}
+    alone = facts.host if buildlog.native(options) else ""
+    identity = Identity(source.identity(), options, "", machine.libc, baseline, versions, drivers, alone)
+    loaded = {name: str(each.get("version") or "") for name, each in facts.observed.get("boot", {}).items()}
     return Candidate(
-        facts.host, identity, _installed(facts.observed), compiler.get("version") or compiler.get("candidate") or ""
+        facts.host, identity, _installed(facts.observed), compiler.get("version") or compiler.get("candidate") or "", loaded
     )
+
+
+def _cache_types(facts: Facts) -> tuple[str, str]:
+    return facts.wish["llama_server_cache_type_k"], facts.wish["llama_server_cache_type_v"]
 
 
 def _installed(observed: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
@@ -105,7 +114,7 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
     release, machine = facts.release, facts.machine
     mark, archive, identity = release.fingerprint, release.archive, release.identity.to_json()
     source = sources.read(facts.wish)
-    jobs = build_options.jobs(machine.cpu.threads, machine.memory.available_bytes)
+    jobs = build_options.jobs(machine.cpu.threads, _memory_bytes(machine))
     variables = {
         "llama_cpp_prefix": PREFIX,
         "llama_cpp_build_root": BUILD_ROOT,
@@ -130,7 +139,41 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         Resource("link", CURRENT, "llama_cpp", {"target": f"releases/{mark}"}),
     )
     refusals, findings = _no_gpu(facts)
+    refusals += _unbuildable(facts)
+    gap = (
+        build_options.attention_gap(_cache_types(facts))
+        if facts.backend.main.name in ("cuda", "hip") and facts.backend.gpus
+        else ""
+    )
+    if gap:
+        hint = f"set llama_server_cache_type_k and _v to one of {', '.join(build_options.FA_TYPES)}"
+        findings.append(f"{gap}; {hint}")
     return Planned(variables, resources, _reasons(facts, jobs), refusals, findings, space=_space(facts))
+
+
+def _memory_bytes(machine: Machine) -> int:
+    """What a build may take: what is free, and never more than the control group allows."""
+    return min(machine.memory.available_bytes, machine.memory.usable_bytes)
+
+
+def _unbuildable(facts: Facts) -> list[Refused]:
+    """What the options ask for and must not be built for this host."""
+    found = []
+    options = facts.release.identity.options
+    if unclear := [name for name in buildlog.native(options) if name.endswith(buildlog.GPU_ARCHITECTURES)]:
+        what = f"{', '.join(unclear)}: native is whatever GPU the builder has, or none"
+        found.append(Refused(what, hint="name the architectures, such as 89;120a or gfx1100; nothing was changed"))
+    found += [Refused(what, hint=hint) for what, hint in build_options.wrong_architectures(options)]
+    if facts.wish["llama_cpp_all_cpus"] and facts.machine.arch not in build_options.X86:
+        what = f"llama_cpp_all_cpus is for x86-64, and this host is {facts.machine.arch}"
+        found.append(Refused(what, hint="set llama_cpp_all_cpus: false for this host; nothing was changed"))
+    if facts.wish["llama_cpp_all_cpus"] and "amx_tile" in facts.machine.cpu.flags and "g++" in facts.release.identity.compiler:
+        what = (
+            "llama_cpp_all_cpus builds a variant with AMX, which this CPU would take, and which dies of an illegal instruction when "
+            "built with GCC (llama.cpp pull request #26954)"
+        )
+        found.append(Refused(what, hint="set llama_cpp_all_cpus: false for this host: it then gets its own build without AMX"))
+    return found
 
 
 def _no_gpu(facts: Facts) -> tuple[list[Refused], list[str]]:
@@ -151,20 +194,27 @@ def _reasons(facts: Facts, jobs: int) -> list[Reason]:
     release, machine = facts.release, facts.machine
     built = f"llama.cpp {sources.read(facts.wish).commit}, {release.identity.compiler or 'compiler unknown'}, {machine.libc}: {release.why}"
     origin = f"{release.fingerprint or '(named once the compiler is installed)'} from {release.build_from}"
-    baseline = ", ".join(release.identity.cpu_baseline) or (
-        "every x86-64 generation" if facts.wish["llama_cpp_all_cpus"] else "baseline"
-    )
+    baseline = ", ".join(release.identity.cpu_baseline) or "baseline"
+    why_cpu = "instruction sets this CPU reports; a CPU without them gets its own build"
+    if release.identity.only_for:
+        native = ", ".join(buildlog.native(release.identity.options))
+        why_cpu = f"{native} builds for this machine alone: no other host gets this release, and none of theirs is taken"
+    if facts.wish["llama_cpp_all_cpus"]:
+        baseline, why_cpu = (
+            "every x86-64 generation",
+            f"as asked (llama_cpp_all_cpus): one release for all; {build_options.ALL_VARIANTS_COST}",
+        )
     names = " + ".join(each.name for each in (facts.backend.main, *facts.backend.more))
     reasons = [
         Reason("backend", names, facts.backend.why),
         Reason("release", origin, built),
-        Reason("CPU", baseline, "instruction sets this CPU reports; a CPU without them gets its own build"),
+        Reason("CPU", baseline, why_cpu),
     ]
     if "amx_tile" in machine.cpu.flags:
         why = "llama.cpp pull request #26954: its AMX kernels die of an illegal instruction when built with GCC"
         reasons.append(Reason("AMX", "off", why))
     if release.built_here:
-        memory = f"{gib(machine.memory.available_bytes)} available, {gib(build_options.JOB_MEMORY_BYTES)} a job"
+        memory = f"{gib(_memory_bytes(machine))} available, {gib(JOB_MEMORY_BYTES)} a job"
         reasons.append(Reason("build jobs", str(jobs), f"{count(machine.cpu.threads, 'thread')}, {memory}"))
     return reasons
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigiron.onhost.budget import JOB_MEMORY_BYTES
+from bigiron.onhost.buildlog import GPU_ARCHITECTURES, native
 from bigiron.plan.sources import Source
 from bigiron.units import GIB
 
@@ -16,9 +19,8 @@ BUILD_DISK_BYTES = 2 * GIB
 """Archive, unpacked source and objects of a CPU build, rounded up (b11434: 0.04 + 0.18 + 0.4 GiB) plus the release and its packed copy."""
 TOOLCHAIN_DISK_BYTES = 1 * GIB
 """g++, cmake, ninja and ccache with what they need on Debian 12 (0.5 GiB installed), plus the downloaded packages."""
-JOB_MEMORY_BYTES = int(1.5 * GIB)
-"""Peak of one compiler process on llama.cpp's heaviest file; unrestricted -j has the kernel kill the compiler (llama.cpp#13993)."""
 
+X86 = ("x86_64", "amd64")
 # CMake option <- every kernel flag (/proc/cpuinfo) it needs; names from ggml/CMakeLists.txt and ggml/src/ggml-cpu/CMakeLists.txt (b11434)
 X86_OPTIONS: dict[str, tuple[str, ...]] = {
     "GGML_SSE42": ("sse4_2",),
@@ -42,7 +44,10 @@ ARM_EXTENSIONS = {"asimddp": "dotprod", "asimdhp": "fp16", "i8mm": "i8mm", "sve"
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that decides the bytes of a release; its hash is the fingerprint. ``source`` is `Source.identity`."""
+    """Everything that decides the bytes of a release; its hash is the fingerprint. ``source`` is `Source.identity`.
+
+    ``drivers`` are the oldest kernel drivers, by module, that run it; ``only_for`` is the host of a build that fits no other (native).
+    """
 
     source: Mapping[str, str]
     options: Mapping[str, str]
@@ -50,6 +55,8 @@ class Identity:
     libc: str
     cpu_baseline: tuple[str, ...]
     toolchains: Mapping[str, str] = field(default_factory=dict)
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    only_for: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As it is hashed; what a CPU build does not have is left out, so that its name is what it always was."""
@@ -60,6 +67,8 @@ class Identity:
             "libc": self.libc,
             "cpu_baseline": list(self.cpu_baseline),
             **({"toolchains": dict(sorted(self.toolchains.items()))} if self.toolchains else {}),
+            **({"drivers": dict(sorted(self.drivers.items()))} if self.drivers else {}),
+            **({"only_for": self.only_for} if self.only_for else {}),
         }
 
     @property
@@ -92,7 +101,7 @@ class Toolchain:
 
     ``version`` is exact ("13.5.37 (pypi)"), empty while the host must first install it; ``options`` are CMake's; ``environment`` is the
     build's; ``library_path`` are folders in which its libraries lie on every host that runs the result; ``compilers`` are languages
-    whose compiler ccache stands before (CUDA, HIP).
+    whose compiler ccache stands before (CUDA, HIP). ``drivers`` are the oldest kernel drivers that run the result: ``{"nvidia": "580.65.6"}``.
     """
 
     backend: str
@@ -102,6 +111,7 @@ class Toolchain:
     library_path: tuple[str, ...] = ()
     compilers: tuple[str, ...] = ()
     access: Access = Access()
+    drivers: Mapping[str, str] = field(default_factory=dict)
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
@@ -117,7 +127,7 @@ def cpu_options(arch: str, flags: Collection[str]) -> tuple[dict[str, str], tupl
     CPU without them never gets it (llama.cpp#8734: illegal instruction). An architecture without a table here builds natively.
     """
     have = set(flags)
-    if arch in ("x86_64", "amd64"):
+    if arch in X86:
         chosen = {name: have.issuperset(needs) for name, needs in X86_OPTIONS.items()}
         baseline = tuple(sorted({flag for name, needs in X86_OPTIONS.items() if chosen[name] for flag in needs}))
         named = {name: "ON" if on else "OFF" for name, on in chosen.items()}
@@ -201,9 +211,11 @@ def options(
         chosen["GGML_BACKEND_DL"] = "ON"
         if toolchain.backend in ("cuda", "hip"):
             chosen.update(_attention(cache_types, source.build_number))
-    return {**chosen, **extra}, baseline
+    chosen.update(extra)
+    return chosen, tuple(sorted(flags)) if native(chosen) else baseline
 
 
+ALL_VARIANTS_COST = "14 CPU backends instead of one: 471 steps of compiling instead of 224 (b11434)"
 ALL_VARIANTS = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIANTS": "ON"}
 
 
@@ -221,6 +233,34 @@ def _attention(cache_types: tuple[str, str], build_number: int) -> dict[str, str
     return {"GGML_CUDA_FA_QUANTS": ",".join((*FA_PAIRS, pair))}
 
 
+def attention_gap(cache_types: tuple[str, str]) -> str:
+    """Why flash attention of CUDA and HIP has no kernel for these types of the cache (K, V), so that it runs on the CPU; "" where it has."""
+    unable = [each for each in dict.fromkeys(cache_types) if each not in FA_TYPES]
+    return f"there is no flash attention kernel for a cache of {', '.join(unable)}: it would run on the CPU" if unable else ""
+
+
+_CUDA_ARCHITECTURE = re.compile(r"[1-9]\d{1,2}[af]?(-real|-virtual)?|all|all-major")
+_GFX_ARCHITECTURE = re.compile(r"gfx[0-9a-f]{3,4}(:\w+[+-])*|gfx\d+(-\d+)?-generic")
+
+
+def wrong_architectures(options: Mapping[str, str]) -> list[tuple[str, str]]:
+    """GPU architectures that cmake would take and the compiler not, or that are a message of some tool: ``(what, hint)`` each."""
+    found = []
+    for name, value in options.items():
+        if not name.endswith(GPU_ARCHITECTURES) or native({**options, "GGML_NATIVE": "OFF"}):
+            continue
+        pattern, like = (_CUDA_ARCHITECTURE, "89;120a") if "CUDA" in name else (_GFX_ARCHITECTURE, "gfx1100;gfx90a")
+        for each in value.split(";"):
+            if not pattern.fullmatch(each):
+                digits = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d[af]?)", each) if "CUDA" in name else None
+                hint = f"write {digits[1]}{digits[2]}" if digits else f"name them like {like}"
+                found.append((f"{name} holds {each!r}, which is no architecture", f"{hint}; nothing was changed"))
+    return found
+
+
 def jobs(threads: int, available_bytes: int) -> int:
-    """Compiler processes at once: one per thread, as far as memory allows (`JOB_MEMORY_BYTES` each), at least 1."""
+    """Compiler processes at once: one per thread, as far as memory allows (`JOB_MEMORY_BYTES` each), at least 1.
+
+    The host looks again when it compiles (`bigiron.onhost.budget`): by then less may be free.
+    """
     return max(1, min(threads, available_bytes // JOB_MEMORY_BYTES))

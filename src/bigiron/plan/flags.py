@@ -26,16 +26,25 @@ class Change:
 
 
 def changes(argv: Sequence[str], old_help: str, new_help: str) -> list[Change]:
-    """The changes between two builds, by their ``--help``, that touch ``argv`` (program first); in the order of the arguments.
+    """The changes between two builds, by their ``--help``, that touch ``argv`` (program first): its options in their order, then what it leaves open.
 
-    Raises Refused when one of the texts is no help of llama-server.
+    A default matters only where ``argv`` does not say the value. Raises Refused when one of the texts is no help of llama-server.
     """
     old, new = parse(old_help, "--help of the old build"), parse(new_help, "--help of the new build")
+    given = dict.fromkeys(argv[1:])
     found = []
-    for word in dict.fromkeys(argv[1:]):
+    for word in given:
         before = old.find(word)
         if before and (change := _change(word, before, old, new)):
             found.append(change)
+    for flag in old.flags:
+        now = next((same for name in flag.names if (same := new.find(name))), None)
+        if now and not any(name in given for name in (*flag.names, *now.names)):
+            was, becomes = _default(flag), _default(now)
+            if was != becomes and was and becomes:
+                option = max(now.names, key=len)
+                told = f"{option}, which the plan leaves open, has another default: {becomes}, before {was}"
+                found.append(Change(option, "default", told))
     return found
 
 
@@ -49,9 +58,6 @@ def _change(word: str, before: Flag, old: Capabilities, new: Capabilities) -> Ch
     if bool(before.value) != bool(now.value):
         what = f"takes a value now ({now.value})" if now.value else "takes no value any more"
         return Change(word, "value", f"{word} {what}")
-    was, becomes = _default(before), _default(now)
-    if was != becomes and was and becomes:
-        return Change(word, "default", f"{word} has another default: {becomes}, before {was}")
     return None
 
 
@@ -64,5 +70,6 @@ def _successor(before: Flag, old: Capabilities, new: Capabilities) -> str | None
 
 
 def _default(flag: Flag) -> str:
-    found = re.search(r"\(default: ([^)]*)\)", flag.text)
-    return found[1].strip() if found else ""
+    """``(default: 0, 0 = loaded from model)`` and ``('on' or 'off', default: 'on')``: the value itself."""
+    found = re.search(r"\bdefault: *([^,;)]*)", flag.text)
+    return found[1].strip().strip("'\"") if found else ""

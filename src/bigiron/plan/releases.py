@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from bigiron.onhost.fit import old_drivers, unfit
 from bigiron.plan import build_options
 from bigiron.plan.build_options import Identity
 
@@ -26,12 +27,16 @@ class CachedRelease:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One host: the release it wants (compiler left open), the sound one it runs as (fingerprint, identity), its compiler ("" unknown)."""
+    """One host: the release it wants (compiler left open), the sound one it runs as (fingerprint, identity), its compiler ("" unknown).
+
+    ``drivers`` are the versions of the kernel drivers that are loaded there, by module.
+    """
 
     host: str
     identity: Identity
     installed: tuple[str, Mapping[str, Any]] | None
     compiler: str
+    drivers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ def _of_platform(members: Sequence[Candidate], cached: Sequence[CachedRelease]) 
     identity = members[0].identity
     holders = {one.host: one.installed for one in members if one.installed and _same_but_compiler(identity, one.installed[1])}
     packed = [release for release in cached if _same_but_compiler(identity, release.identity)]
+    packed = [release for release in packed if not any(old_drivers(release.identity, one.drivers) for one in members)]
     running = {found[0] for found in holders.values()}
     packed.sort(key=lambda release: (release.fingerprint not in running, release.fingerprint))
     if packed:
@@ -108,20 +114,21 @@ def _same_but_compiler(identity: Identity, other: Mapping[str, Any]) -> bool:
 
 
 def _unversioned(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {**identity, "compiler": "", "toolchains": sorted(identity.get("toolchains", {}))}
+    """Without what follows from the versions of what compiled it."""
+    kept = {name: value for name, value in identity.items() if name != "drivers"}
+    return {**kept, "compiler": "", "toolchains": sorted(identity.get("toolchains", {}))}
 
 
 def _of(identity: Identity, other: Mapping[str, Any]) -> Identity:
     """``identity`` with the versions of ``other``."""
-    return replace(identity, compiler=str(other["compiler"]), toolchains=dict(other.get("toolchains", {})))
+    toolchains, drivers = dict(other.get("toolchains", {})), dict(other.get("drivers", {}))
+    return replace(identity, compiler=str(other["compiler"]), toolchains=toolchains, drivers=drivers)
 
 
 def _left(identity: Identity, cached: Sequence[CachedRelease]) -> str:
     """Why a packed release of the same source and options, made on another system, is of no use here; empty when there is none."""
     for one in cached:
         if _same_but_compiler(identity, {**one.identity, "libc": identity.libc}):
-            from bigiron.onhost.release import unfit  # only a host that is going to compile pays for it
-
             for problem in unfit(one.identity, identity.cpu_baseline, identity.libc):
                 return f"; {one.fingerprint} is left out: {problem}"
     return ""
@@ -138,7 +145,7 @@ def unlike(planned: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     ):
         if planned.get(name) != there.get(name):
             told.append(f"{word}: {there.get(name) or 'none'} there, {planned.get(name) or 'not known yet'} planned")
-    for group, word in (("options", "option"), ("toolchains", "toolchain")):
+    for group, word in (("options", "option"), ("toolchains", "toolchain"), ("drivers", "oldest driver")):
         mine, theirs = planned.get(group) or {}, there.get(group) or {}
         told += [
             f"{word} {name}: {theirs.get(name, 'not set')} there, {mine.get(name, 'not set')} planned"
@@ -150,7 +157,7 @@ def unlike(planned: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
         told.append(f"CPU: it needs {', '.join(sorted(theirs - mine))}, which the plan does not")
     if mine - theirs:
         told.append(f"CPU: it makes no use of {', '.join(sorted(mine - theirs))}")
-    known = {"source_sha256", "source_commit", "compiler", "libc", "options", "toolchains", "cpu_baseline"}
+    known = {"source_sha256", "source_commit", "compiler", "libc", "options", "toolchains", "drivers", "cpu_baseline"}
     told += [
         f"{name}: {there.get(name)} there, {planned.get(name)} planned"
         for name in sorted({*planned, *there} - known)

@@ -11,7 +11,7 @@ from bigiron.report import console, machines, plan_table
 from bigiron.units import duration
 
 if TYPE_CHECKING:
-    from bigiron.fleet.provision import Outcome
+    from bigiron.fleet.applying import Outcome
     from bigiron.fleet.survey import Survey
     from bigiron.plan.choose import ModelPlan
 
