@@ -26,7 +26,11 @@ EXAMPLES = r"""
 - name: Bring a wheel
   bigiron.host.python_wheels:
     folder: /var/cache/wheels
-    wheels: [{name: six, version: 1.17.0, file: six-1.17.0-py2.py3-none-any.whl, sha256: 4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274}]
+    wheels:
+      - name: six
+        version: 1.17.0
+        file: six-1.17.0-py2.py3-none-any.whl
+        sha256: 4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274
   delegate_to: localhost
 """
 RETURN = r"""

@@ -28,7 +28,9 @@ def folder(plan):
 
 
 def gpus(plan):
-    """The GPU backends that the planned build is made with."""
+    """The GPU backends that the planned build is made with; none where the plan says that the model runs on the CPU all the same."""
+    if plan.get("llama_cpp_gpu") == {} and plan.get("llama_server_gpu") == {}:
+        return {}
     options = plan["llama_cpp_identity"]["options"]
     return {gpu["name"]: gpu for option, gpu in GPUS.items() if options.get(option) == "ON"}
 

@@ -244,6 +244,9 @@ def test_another_nvcc_is_named_and_one_with_foreign_headers_refused() -> None:
     found = plan(box(RTX_4090, driver="nvidia"), {**LOADED, "nvcc": other})
     assert refused(found) == ""
     assert any("/usr/bin/nvcc (11.8.89)" in each for each in found.planned.findings)
+    linked = {"/usr/local/cuda/bin/nvcc": {"version": "13.0.88", "headers": "13.0"}}
+    same = plan(box(RTX_4090, driver="nvidia"), {**LOADED, "nvcc": linked}, cuda_toolkit_source="nvidia")
+    assert not any("other compilers" in each for each in same.planned.findings)
     mixed = {f"{WHEELS}/bin/nvcc": {"version": "13.5.37", "headers": "12.4"}}
     assert "is 13.5.37 and the headers beside it are 12.4" in refused(
         plan(box(RTX_4090, driver="nvidia"), {**LOADED, "nvcc": mixed})

@@ -443,6 +443,14 @@ def test_the_planned_build_options_decide_whether_gpus_are_looked_at(
     }
 
 
+def test_a_gpu_that_the_plan_does_without_is_not_looked_for(facts: Facts, expect: Facts) -> None:
+    expect["llama_cpp_identity"]["options"]["GGML_CUDA"] = "ON"
+    expect.update(llama_cpp_gpu={}, llama_server_gpu={})
+    assert not [name for name in judged(facts, expect) if name.startswith("release.gpu")]
+    expect.update(llama_cpp_gpu={"device": "CUDA"})
+    assert "release.gpu:cuda" in judged(facts, expect)
+
+
 DROP_IN = "/etc/systemd/system/llama-server-main.service.d/override.conf"
 
 

@@ -303,7 +303,7 @@ def _findings(facts: Facts, chosen: Chosen, driver: Driver | None) -> list[str]:
     others = {
         path: each["version"]
         for path, each in seen.get("nvcc", {}).items()
-        if path != chosen.toolkit.compiler and each["version"] and each["version"] != chosen.toolkit.version
+        if path != chosen.toolkit.compiler and each["version"] and not _same(each["version"], chosen.toolkit.version)
     }
     if others:
         told = ", ".join(f"{path} ({version})" for path, version in others.items())
@@ -324,6 +324,12 @@ def _findings(facts: Facts, chosen: Chosen, driver: Driver | None) -> list[str]:
     if pending:
         found.append(f"ECC of {count(len(pending), 'GPU')} changes with the next boot")
     return found
+
+
+def _same(version: str, planned: str) -> bool:
+    """Whether ``version`` is the planned one, which may be less exact ("13.0" of NVIDIA's repository)."""
+    wanted = nvidia.numbers(planned)
+    return nvidia.numbers(version)[: len(wanted)] == wanted
 
 
 def lock(facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
