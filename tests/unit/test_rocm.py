@@ -126,6 +126,10 @@ def test_a_distribution_that_packages_a_new_enough_hip_is_used_where_amd_has_no_
     assert plan.release.identity.options["CMAKE_HIP_COMPILER"] == "/usr/lib/llvm-21/bin/clang++"
     assert plan.release.identity.toolchains["hip"].startswith("hipcc 7.1.1, libamdhip64-dev 7.1.0")
     assert "base_repositories" not in plan.variables
+    # with a ROCM_PATH clang looks for them there alone, and Debian's are not there: cmake failed without it
+    assert (
+        plan.variables["llama_cpp_build_environment"]["HIP_DEVICE_LIB_PATH"] == "/usr/lib/llvm-21/lib/clang/21/amdgcn/bitcode"
+    )
     assert {"librocblas5", "librocblas-dev"} <= {*plan.variables["base_packages"]}
     assert plan.planned.refusals == []
     assert not planned(W7900, system=RESOLUTE).release.identity.complete  # named once the packages are there
@@ -157,6 +161,7 @@ def test_the_files_of_the_platforms_are_what_they_are_called() -> None:
         if found.packaged and table.release(found.packaged) >= table.MINIMUM:
             assert found.clang.startswith("/"), path
             assert found.runtime, path
+            assert found.device_libs.startswith("/"), path
     rocky = table.platform(OperatingSystem("rocky", "9.6", "Rocky Linux 9.6", "", "rhel centos fedora"))
     assert rocky is not None
     assert (rocky.name, rocky.manager) == ("Enterprise Linux 9", "dnf")

@@ -62,12 +62,17 @@ def toolchain(facts: Facts) -> Toolchain:
         BACKEND,
         _version(facts, found),
         options={"CMAKE_HIP_COMPILER": found.compiler, **names},
-        # all three, so that neither /opt/rocm nor a hipconfig in the PATH decides
-        environment={"ROCM_PATH": found.root, "HIP_PATH": found.root, "HIP_PLATFORM": "amd"},
+        environment=_environment(found),
         library_path=(f"{found.root}/lib",) if found.name == AMD else (),
         compilers=("HIP",),
         access=_access(facts, chosen),
     )
+
+
+def _environment(found: Source) -> dict[str, str]:
+    """Everything, so that neither another /opt/rocm nor a hipconfig in the PATH decides."""
+    libraries = {"HIP_DEVICE_LIB_PATH": found.device_libs} if found.device_libs else {}
+    return {"ROCM_PATH": found.root, "HIP_PATH": found.root, "HIP_PLATFORM": "amd", **libraries}
 
 
 def _version(facts: Facts, found: Source) -> str:

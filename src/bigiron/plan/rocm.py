@@ -86,8 +86,8 @@ class Platform:
     """What one distribution has.
 
     ``suite``: of AMD's apt repository; ``kernels``: by ROCm release, the kernels that AMD supports there; ``supported``: the targets that AMD
-    supports there, none where all; ``packaged``: the HIP that the distribution packages, with its ``clang``, its packages of the ``runtime`` and,
-    where they were counted, the ``targets`` of its rocBLAS.
+    supports there, none where all; ``packaged``: the HIP that the distribution packages, with its ``clang``, the folder of its device
+    libraries, its packages of the ``runtime`` and, where they were counted, the ``targets`` of its rocBLAS.
     """
 
     name: str
@@ -97,6 +97,7 @@ class Platform:
     supported: Sequence[str] = ()
     packaged: str = ""
     clang: str = ""
+    device_libs: str = ""
     runtime: Sequence[str] = ()
     targets: Sequence[str] = ()
 
@@ -124,7 +125,10 @@ def _read(key: str) -> Platform | None:
 
 @dataclass(frozen=True)
 class Source:
-    """Where ROCm comes from on one host: ``root`` is its folder, ``compiler`` the absolute path of its clang++."""
+    """Where ROCm comes from on one host: ``root`` is its folder, ``compiler`` the absolute path of its clang++.
+
+    ``device_libs`` is where that finds its device libraries, when it is not below ``root``: with a ROCM_PATH it looks nowhere else.
+    """
 
     name: str
     version: str
@@ -133,6 +137,7 @@ class Source:
     build: tuple[str, ...]
     runtime: tuple[str, ...]
     targets: tuple[str, ...] = ()
+    device_libs: str = ""
 
     @property
     def release(self) -> tuple[int, int]:
@@ -169,7 +174,14 @@ def source(wanted: str, version: str, found: Platform | None) -> Source | None:
     if not found.packaged or release(found.packaged) < MINIMUM:
         return None
     return Source(
-        DISTRIBUTION, found.packaged, "/usr", found.clang, DISTRIBUTION_BUILD, tuple(found.runtime), tuple(found.targets)
+        DISTRIBUTION,
+        found.packaged,
+        "/usr",
+        found.clang,
+        DISTRIBUTION_BUILD,
+        tuple(found.runtime),
+        tuple(found.targets),
+        found.device_libs,
     )
 
 
