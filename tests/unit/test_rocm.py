@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.fixtures.hostfacts import fact, machine
+from tests.fixtures.hostfacts import as_planned, fact, machine
 
 from bigiron.errors import UsageError
 from bigiron.fleet import survey
 from bigiron.machine.description import Gpu, OperatingSystem
 from bigiron.parts import also, planner, rocm
+from bigiron.parts.difference import diff
 from bigiron.parts.planner import HostPlan
 from bigiron.plan import rocm as table
 from bigiron.plan import wishes
@@ -248,6 +249,24 @@ def test_a_host_without_a_gpu_builds_for_what_it_is_told_to() -> None:
     assert plan.planned.refusals == []
     assert plan.release.identity.options["GPU_TARGETS"] == "gfx942"
     assert plan.variables["llama_server_gpu"] == {}
+
+
+def test_beside_another_backend_it_is_built_for_the_amd_gpus_alone() -> None:
+    arc = Gpu("0000:04:00.0", "8086", "e20b", "Intel", "xe", 12 << 30, "030000")
+    wish = {"llama_cpp_backend": "vulkan", "llama_cpp_more_backends": ["hip"]}
+    plan = planned(arc, replace(MI50, driver=None), rocm_version="6.3", rocm_any_kernel=True, **wish)
+    assert plan.planned.refusals == []
+    assert plan.release.identity.options["GPU_TARGETS"] == "gfx906"
+    assert plan.variables["llama_server_environment"]["VK_LOADER_DRIVERS_SELECT"] == "*intel*,*radeon*"
+
+
+def test_its_role_looks_once_after_the_packages_came() -> None:
+    plan = planned(W7900)
+    differences = [
+        each.resource for each in diff(plan.planned.resources, as_planned(plan) | {"paths": {}}) if each.part == "rocm"
+    ]
+    assert differences == ["directory:/opt/rocm-7.2.4/lib/llvm/bin"]
+    assert [each for each in diff(plan.planned.resources, as_planned(plan)) if each.part == "rocm"] == []
 
 
 # kernels, packages in the way, driver and nodes

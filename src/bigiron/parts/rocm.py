@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bigiron.errors import Refused
-from bigiron.machine.backends import NAMES
-from bigiron.machine.description import Machine
+from bigiron.machine.backends import NAMES, usable
+from bigiron.machine.description import Gpu, Machine
 from bigiron.parts import llama_cpp
-from bigiron.parts.part import HOST, Facts, Planned, Reason, Space, Watched
+from bigiron.parts.part import HOST, Facts, Planned, Reason, Resource, Space, Watched
 from bigiron.plan import devices, rocm, sources
 from bigiron.plan.apt import Apt, Pin, Repository
 from bigiron.plan.build_options import Access, Toolchain
@@ -38,8 +38,13 @@ def also(wish: Mapping[str, Any], machine: Machine) -> Watched:
         return {}
     found = rocm.source(wish["rocm_source"], wish["rocm_version"], rocm.platform(machine.os))
     packages = [UNNAMED, OLD_HEADERS, *(found.build + found.runtime if found else ())]
+    folders = [found.root, _folder(found)] if found else []
     amd = {"apt": ["rocm"]} if found and found.name == AMD else {}
-    return {"package": packages, "device": [KFD, RENDER], "group": ["render", "video"], "boot": [], **amd}
+    return {"package": packages, "directory": folders, "device": [KFD, RENDER], "group": ["render", "video"], "boot": [], **amd}
+
+
+def _folder(found: Source) -> str:
+    return found.compiler.rpartition("/")[0]
 
 
 def _source(facts: Facts) -> Source | None:
@@ -48,7 +53,13 @@ def _source(facts: Facts) -> Source | None:
 
 def _chosen(facts: Facts, found: Source) -> Chosen:
     wish = facts.wish
-    return rocm.choose(facts.backend.gpus, found, more=wish["rocm_targets"], forced=wish["rocm_gfx_override"])
+    return rocm.choose(_gpus(facts), found, more=wish["rocm_targets"], forced=wish["rocm_gfx_override"])
+
+
+def _gpus(facts: Facts) -> tuple[Gpu, ...]:
+    """The AMD GPUs to compile for: those that compute, or, where HIP is built in beside another backend, those that are there."""
+    mine = facts.backend.gpus if facts.backend.main.name == BACKEND else tuple(filter(usable, facts.machine.gpus))
+    return tuple(gpu for gpu in mine if gpu.vendor_id == "1002")
 
 
 def toolchain(facts: Facts) -> Toolchain:
@@ -149,12 +160,14 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
             "rocm_cards": list(chosen.cards),
             "rocm_kernels": [] if facts.wish["rocm_any_kernel"] or found.name != AMD else rocm.kernels(found, place),
         },
-        reasons=[
+        # what has the role look, once the packages are there
+        [Resource("directory", _folder(found) if facts.release.built_here else found.root, "rocm")],
+        [
             Reason("ROCm", f"{found.version} from {'AMD' if found.name == AMD else place.name}", _why(facts, found)),
             Reason("GPU target", ";".join(chosen.targets) or "none", chosen.why),
         ],
-        refusals=refusals,
-        findings=findings,
+        refusals,
+        findings,
         space=[Space(where, "ROCm", PACKAGES_BYTES)] if missing else [],
     )
 
@@ -200,7 +213,9 @@ def _in_the_way(facts: Facts, found: Source) -> list[Refused]:
 
 
 def _driver(facts: Facts) -> list[Refused]:
-    """Why the GPUs that are there cannot compute: no driver, another one, no node, or a node that nobody may open."""
+    """Why the GPUs that are to compute cannot: no driver, another one, no node, or a node that nobody may open."""
+    if facts.backend.main.name != BACKEND:
+        return []
     found = facts.observed.get("devices", {})
     refusals = []
     for driver in dict.fromkeys(gpu.driver for gpu in facts.backend.gpus):
