@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.fixtures.hostfacts import fact, machine
+from tests.fixtures.hostfacts import as_planned, fact, machine
 
 from bigiron.errors import UsageError
 from bigiron.machine.description import Gpu, OperatingSystem
 from bigiron.parts import planner, rocm, watch_for_gpus
+from bigiron.parts.difference import diff
 from bigiron.parts.planner import HostPlan
 from bigiron.plan import rocm as table
 from bigiron.plan import wishes
@@ -120,6 +121,10 @@ def test_a_distribution_that_packages_a_new_enough_hip_is_used_where_amd_has_no_
     assert plan.release.identity.options["CMAKE_HIP_COMPILER"] == "/usr/lib/llvm-21/bin/clang++"
     assert plan.release.identity.toolchains["hip"].startswith("hipcc 7.1.1, libamdhip64-dev 7.1.0")
     assert "base_repositories" not in plan.variables
+    # with a ROCM_PATH clang looks for them there alone, and Debian's are not there: cmake failed without it
+    assert (
+        plan.variables["llama_cpp_build_environment"]["HIP_DEVICE_LIB_PATH"] == "/usr/lib/llvm-21/lib/clang/21/amdgcn/bitcode"
+    )
     assert {"librocblas5", "librocblas-dev"} <= {*plan.variables["base_packages"]}
     assert plan.planned.refusals == []
     assert not planned(W7900, system=RESOLUTE).release.identity.complete  # named once the packages are there
@@ -151,6 +156,7 @@ def test_the_files_of_the_platforms_are_what_they_are_called() -> None:
         if found.packaged and table.release(found.packaged) >= table.MINIMUM:
             assert found.clang.startswith("/"), path
             assert found.runtime, path
+            assert found.device_libs.startswith("/"), path
     rocky = table.platform(OperatingSystem("rocky", "9.6", "Rocky Linux 9.6", "", "rhel centos fedora"))
     assert rocky is not None
     assert (rocky.name, rocky.manager) == ("Enterprise Linux 9", "dnf")
@@ -237,6 +243,24 @@ def test_a_host_without_a_gpu_builds_for_what_it_is_told_to() -> None:
     assert plan.planned.refusals == []
     assert plan.release.identity.options["GPU_TARGETS"] == "gfx942"
     assert plan.variables["llama_server_gpu"] == {}
+
+
+def test_beside_another_backend_it_is_built_for_the_amd_gpus_alone() -> None:
+    arc = Gpu("0000:04:00.0", "8086", "e20b", "Intel", "xe", 12 << 30, "030000")
+    wish = {"llama_cpp_backend": "vulkan", "llama_cpp_more_backends": ["hip"]}
+    plan = planned(arc, replace(MI50, driver=None), rocm_version="6.3", rocm_any_kernel=True, **wish)
+    assert plan.planned.refusals == []
+    assert plan.release.identity.options["GPU_TARGETS"] == "gfx906"
+    assert plan.variables["llama_server_environment"]["VK_LOADER_DRIVERS_SELECT"] == "*intel*,*radeon*"
+
+
+def test_its_role_looks_once_after_the_packages_came() -> None:
+    plan = planned(W7900)
+    differences = [
+        each.resource for each in diff(plan.planned.resources, as_planned(plan) | {"paths": {}}) if each.part == "rocm"
+    ]
+    assert differences == ["directory:/opt/rocm-7.2.4/lib/llvm/bin"]
+    assert [each for each in diff(plan.planned.resources, as_planned(plan)) if each.part == "rocm"] == []
 
 
 # kernels, packages in the way, driver and nodes

@@ -41,7 +41,9 @@ def kib(value: str) -> int:
 
 
 def operating_system(tree: Tree) -> Dict[str, str]:
-    """os-release (freedesktop.org/software/systemd/man/os-release)."""
+    """os-release (freedesktop.org/software/systemd/man/os-release); a Mac, which has none, is named by its kernel."""
+    if sys.platform == "darwin":
+        return {"id": "macos", "version_id": "", "pretty": "macOS", "codename": "", "id_like": ""}
     lines = (tree.text("/etc/os-release") or tree.text("/usr/lib/os-release")).splitlines()
     pairs = {name: value.strip().strip("\"'") for name, equals, value in (line.partition("=") for line in lines) if equals}
     return {

@@ -24,6 +24,11 @@ def packages(_facts: Facts) -> tuple[str, ...]:
 
 def unsuited(machine: Machine) -> Refused | None:
     """Why this machine cannot be a llama.cpp host at all."""
+    if machine.os.id == "macos":
+        return Refused(
+            f"{machine.os.pretty or 'macOS'}: this version does not provision Macs, it plans and builds on Debian and Ubuntu only",
+            hint="./inv plan --machine FILE says what fits on a machine that it cannot provision (docs/plan.md)",
+        )
     if machine.init != "systemd":
         return Refused(
             f"PID 1 is {machine.init or 'unknown'}, not systemd: llama-server needs a unit to run under",

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bigiron.errors import Refused
-from bigiron.machine.backends import AUTO
+from bigiron.machine.backends import AUTO, usable
+from bigiron.machine.description import Gpu
 from bigiron.parts import llama_cpp
-from bigiron.parts.part import HOST, Facts, Planned, Reason, Space, Watched
+from bigiron.parts.part import HOST, Facts, Planned, Reason, Resource, Space, Watched
 from bigiron.plan import devices, rocm, sources
 from bigiron.plan.apt import Apt, Pin, Repository
 from bigiron.plan.build_options import Access, Toolchain
@@ -38,8 +39,19 @@ def watch_for_gpus(wish: Mapping[str, Any]) -> dict[str, Watched]:
 
 
 def _watched(wish: Mapping[str, Any]) -> Watched:
-    packages = [UNNAMED, OLD_HEADERS, *rocm.packages(wish["rocm_version"])]
-    return {"package": packages, "device": [KFD, RENDER], "group": ["render", "video"], "boot": [], "apt": ["rocm"]}
+    packages, folders = rocm.anything(wish["rocm_version"])
+    return {
+        "package": [UNNAMED, OLD_HEADERS, *packages],
+        "directory": folders,
+        "device": [KFD, RENDER],
+        "group": ["render", "video"],
+        "boot": [],
+        "apt": ["rocm"],
+    }
+
+
+def _folder(found: Source) -> str:
+    return found.compiler.rpartition("/")[0]
 
 
 def _source(facts: Facts) -> Source | None:
@@ -48,7 +60,13 @@ def _source(facts: Facts) -> Source | None:
 
 def _chosen(facts: Facts, found: Source) -> Chosen:
     wish = facts.wish
-    return rocm.choose(facts.backend.gpus, found, more=wish["rocm_targets"], forced=wish["rocm_gfx_override"])
+    return rocm.choose(_gpus(facts), found, more=wish["rocm_targets"], forced=wish["rocm_gfx_override"])
+
+
+def _gpus(facts: Facts) -> tuple[Gpu, ...]:
+    """The AMD GPUs to compile for: those that compute, or, where HIP is built in beside another backend, those that are there."""
+    mine = facts.backend.gpus if facts.backend.main.name == BACKEND else tuple(filter(usable, facts.machine.gpus))
+    return tuple(gpu for gpu in mine if gpu.vendor_id == "1002")
 
 
 def toolchain(facts: Facts) -> Toolchain:
@@ -62,12 +80,17 @@ def toolchain(facts: Facts) -> Toolchain:
         BACKEND,
         _version(facts, found),
         options={"CMAKE_HIP_COMPILER": found.compiler, **names},
-        # all three, so that neither /opt/rocm nor a hipconfig in the PATH decides
-        environment={"ROCM_PATH": found.root, "HIP_PATH": found.root, "HIP_PLATFORM": "amd"},
+        environment=_environment(found),
         library_path=(f"{found.root}/lib",) if found.name == AMD else (),
         compilers=("HIP",),
         access=_access(facts, chosen),
     )
+
+
+def _environment(found: Source) -> dict[str, str]:
+    """Everything, so that neither another /opt/rocm nor a hipconfig in the PATH decides."""
+    libraries = {"HIP_DEVICE_LIB_PATH": found.device_libs} if found.device_libs else {}
+    return {"ROCM_PATH": found.root, "HIP_PATH": found.root, "HIP_PLATFORM": "amd", **libraries}
 
 
 def _version(facts: Facts, found: Source) -> str:
@@ -144,12 +167,14 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
             "rocm_cards": list(chosen.cards),
             "rocm_kernels": [] if facts.wish["rocm_any_kernel"] or found.name != AMD else rocm.kernels(found, place),
         },
-        reasons=[
+        # what has the role look, once the packages are there
+        [Resource("directory", _folder(found) if facts.release.built_here else found.root, "rocm")],
+        [
             Reason("ROCm", f"{found.version} from {'AMD' if found.name == AMD else place.name}", _why(facts, found)),
             Reason("GPU target", ";".join(chosen.targets) or "none", chosen.why),
         ],
-        refusals=refusals,
-        findings=findings,
+        refusals,
+        findings,
         space=[Space(where, "ROCm", PACKAGES_BYTES)] if missing else [],
     )
 
@@ -195,7 +220,9 @@ def _in_the_way(facts: Facts, found: Source) -> list[Refused]:
 
 
 def _driver(facts: Facts) -> list[Refused]:
-    """Why the GPUs that are there cannot compute: no driver, another one, no node, or a node that nobody may open."""
+    """Why the GPUs that are to compute cannot: no driver, another one, no node, or a node that nobody may open."""
+    if facts.backend.main.name != BACKEND:
+        return []
     found = facts.observed.get("devices", {})
     refusals = []
     for driver in dict.fromkeys(gpu.driver for gpu in facts.backend.gpus):

@@ -86,8 +86,8 @@ class Platform:
     """What one distribution has.
 
     ``suite``: of AMD's apt repository; ``kernels``: by ROCm release, the kernels that AMD supports there; ``supported``: the targets that AMD
-    supports there, none where all; ``packaged``: the HIP that the distribution packages, with its ``clang``, its packages of the ``runtime`` and,
-    where they were counted, the ``targets`` of its rocBLAS.
+    supports there, none where all; ``packaged``: the HIP that the distribution packages, with its ``clang``, the folder of its device
+    libraries, its packages of the ``runtime`` and, where they were counted, the ``targets`` of its rocBLAS.
     """
 
     name: str
@@ -97,6 +97,7 @@ class Platform:
     supported: Sequence[str] = ()
     packaged: str = ""
     clang: str = ""
+    device_libs: str = ""
     runtime: Sequence[str] = ()
     targets: Sequence[str] = ()
 
@@ -124,7 +125,10 @@ def _read(key: str) -> Platform | None:
 
 @dataclass(frozen=True)
 class Source:
-    """Where ROCm comes from on one host: ``root`` is its folder, ``compiler`` the absolute path of its clang++."""
+    """Where ROCm comes from on one host: ``root`` is its folder, ``compiler`` the absolute path of its clang++.
+
+    ``device_libs`` is where that finds its device libraries, when it is not below ``root``: with a ROCM_PATH it looks nowhere else.
+    """
 
     name: str
     version: str
@@ -133,6 +137,7 @@ class Source:
     build: tuple[str, ...]
     runtime: tuple[str, ...]
     targets: tuple[str, ...] = ()
+    device_libs: str = ""
 
     @property
     def release(self) -> tuple[int, int]:
@@ -142,7 +147,8 @@ class Source:
 DISTRIBUTION_BUILD = ("hipcc", "libamdhip64-dev", "libhipblas-dev", "librocblas-dev")
 """Of Debian and Ubuntu: compiler with device libraries, and what ggml-hip's CMakeLists.txt looks for."""
 DISTRIBUTION_RUNTIMES = ("libamdhip64-6", "libhipblas2", "librocblas4", "libamdhip64-7", "libhipblas3", "librocblas5")
-"""The runtimes of all files in `VARS` together: what a host is asked about before its platform is known."""
+DISTRIBUTION_FOLDERS = ("/usr/lib/llvm-21/bin",)
+"""The runtimes and the folders of clang in all files of `VARS` together (a test compares); to read those costs every host milliseconds."""
 _AMD_BUILD = ("hipcc", "rocm-llvm", "rocm-device-libs", "hip-dev", "hipblas-dev", "rocblas-dev")
 _AMD_RUNTIME = ("hip-runtime-amd", "hipblas", "rocblas")
 
@@ -171,14 +177,22 @@ def source(wanted: str, version: str, found: Platform | None) -> Source | None:
     if not found.packaged or release(found.packaged) < MINIMUM:
         return None
     return Source(
-        DISTRIBUTION, found.packaged, "/usr", found.clang, DISTRIBUTION_BUILD, tuple(found.runtime), tuple(found.targets)
+        DISTRIBUTION,
+        found.packaged,
+        "/usr",
+        found.clang,
+        DISTRIBUTION_BUILD,
+        tuple(found.runtime),
+        tuple(found.targets),
+        found.device_libs,
     )
 
 
-def packages(version: str) -> list[str]:
-    """Every package that some source of ``version`` may need."""
+def anything(version: str) -> tuple[list[str], list[str]]:
+    """The packages and the folders of every source that a host may have: what it is asked about before its system is known."""
     amd = source(AMD, version, Platform("", suite="any"))
-    return [*DISTRIBUTION_BUILD, *DISTRIBUTION_RUNTIMES, *(amd.build + amd.runtime if amd else ())]
+    packages = [*DISTRIBUTION_BUILD, *DISTRIBUTION_RUNTIMES, *(amd.build + amd.runtime if amd else ())]
+    return packages, ["/usr", *DISTRIBUTION_FOLDERS, *((amd.root, amd.compiler.rpartition("/")[0]) if amd else ())]
 
 
 def override(gfx: str) -> str:
