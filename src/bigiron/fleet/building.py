@@ -27,8 +27,11 @@ def build(targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = 
     """
     surveys, errors = survey.survey(targets)
     raise_refusals(surveys, errors, say)
+    failed = {name: failure(name, error) for name, error in errors.items()}
+    if not surveys:
+        return [failed[target.name] for target in targets]
     run = Run(inventory, say, quiet=quiet)
-    run.outcomes.update({name: failure(name, error) for name, error in errors.items()})
+    run.outcomes.update(failed)
     unnamed = {name: one for name, one in surveys.items() if not one.plan.release.fingerprint}
     if unnamed:
         say(f"{', '.join(unnamed)}: installing the toolchain, then planning again")
