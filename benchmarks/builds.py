@@ -107,10 +107,12 @@ def cache_counts(folder: str) -> tuple[int, int]:
 
 def role_seconds(host: str) -> float:
     """From the start of role llama_cpp's first task on ``host`` to the end of its last, in the newest run's log."""
-    newest = max(state_dir("runs").iterdir())
-    events = [json.loads(line) for line in (newest / "events-provision.jsonl").read_text().splitlines()]
-    own = [event["time"] for event in events if event.get("role") == "llama_cpp" and event.get("host") in (host, None, "")]
-    return float(max(own) - min(own))
+    for log in sorted(state_dir("runs").glob("*/events-provision.jsonl"), reverse=True):
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        if any(event.get("host") == host for event in events):
+            own = [event["time"] for event in events if event.get("role") == "llama_cpp"]
+            return float(max(own) - min(own))
+    sys.exit(f"no run of {host} is left")
 
 
 def verdict(name: str, value: float, limit: float, *, least: bool = False) -> None:

@@ -222,6 +222,16 @@ def test_a_release_that_runs_is_packed_and_one_that_is_packed_is_left_alone(
     assert world.plays == []
 
 
+def test_a_host_without_a_compiler_gets_the_toolchain_first_and_is_planned_again(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(monkeypatch, tmp_path, surveyed("a", "here", *parts.NAMES, mark=""), surveyed("b", "here", *parts.NAMES))
+    world.after_play["a"] = [surveyed("a", "b", *parts.NAMES)]
+    done, _ = go(world, cache, monkeypatch, "a", "b")
+    assert world.plays == [["a"], ["b"]]
+    assert {one.status for one in done.values()} == {"built"}
+
+
 def test_a_build_that_fails_fails_those_that_wait_for_it(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, tmp_path, surveyed("a", "here", "llama_cpp"), surveyed("b", "a", "llama_cpp"))
     world.fail = {"a"}

@@ -27,13 +27,16 @@ def build(targets: Sequence[Target], inventory: str, say: Say, *, quiet: bool = 
     """
     surveys, errors = survey.survey(targets)
     raise_refusals(surveys, errors, say)
+    failed = {name: failure(name, error) for name, error in errors.items()}
+    if not surveys:
+        return [failed[target.name] for target in targets]
     run = Run(inventory, say, quiet=quiet)
-    run.outcomes.update({name: failure(name, error) for name, error in errors.items()})
+    run.outcomes.update(failed)
     unnamed = {name: one for name, one in surveys.items() if not one.plan.release.fingerprint}
     if unnamed:
         say(f"{', '.join(unnamed)}: installing the toolchain, then planning again")
         run.apply(unnamed, only=parts.in_stages(HOST))
-        surveys = {**{name: one for name, one in surveys.items() if name not in unnamed}, **run.again(unnamed)}
+        surveys = run.again(surveys)  # all of them: who builds for whom may be another one now
     here = {name: one for name, one in surveys.items() if _made_here(one)}
     instead = {name: _only_packed(one) for name, one in here.items()}
     run.apply(here, parts.in_stages(HOST, RELEASE), parts.in_stages(RELEASE), instead)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import json
 import os
 import subprocess
-import tarfile
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,6 +106,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def _pack(folder: Path, names: list[str]) -> tuple[Path, str]:
+    import gzip  # a run without a folder for a source does not pay for these
+    import tarfile
+    import tempfile
+
     handle, temporary = tempfile.mkstemp(dir=cache_dir("sources"), prefix=".tree-")
     try:
         with os.fdopen(handle, "w+b") as raw:

@@ -13,12 +13,11 @@ FULL = "No space left on device"
 BACKENDS = ("CUDA", "HIP", "METAL", "VULKAN", "SYCL", "RPC", "OPENCL", "MUSA")
 GPU_ARCHITECTURES = ("_ARCHITECTURES", "GPU_TARGETS")
 """Options end so: CMAKE_CUDA_ARCHITECTURES, CMAKE_HIP_ARCHITECTURES, GPU_TARGETS, AMDGPU_TARGETS."""
-NATIVE = re.compile(r"(?<![\w-])native(?![\w-])|-m(arch|cpu|tune)=native", re.IGNORECASE)
+NATIVE = r"(?i)(?<![\w-])native(?![\w-])|-m(arch|cpu|tune)=native"
 """In the value of an option: whatever this machine has, which another one may not have."""
-KILLED = re.compile(
-    r"Killed signal terminated program|died due to signal 9|unable to execute command: Killed|signal 9\b|^\S*sh: .*\bKilled\b|^.*\bKilled\s*$"
-    r"|out of memory|cannot allocate memory|virtual memory exhausted|std::bad_alloc",
-    re.IGNORECASE | re.MULTILINE,
+KILLED = (
+    r"(?im)Killed signal terminated program|died due to signal 9|unable to execute command: Killed|signal 9\b"
+    r"|^\S*sh: .*\bKilled\b|^.*\bKilled\s*$|out of memory|cannot allocate memory|virtual memory exhausted|std::bad_alloc"
 )
 """GCC, nvcc, clang, the shell, and compilers that were not killed but got no memory."""
 
@@ -79,7 +78,7 @@ def configure_problems(log: str, options: Mapping[str, str]) -> List[str]:
 
 def native(options: Mapping[str, str]) -> List[str]:
     """The options that make a build fit this machine alone; GGML_NATIVE is ON in llama.cpp where nobody says otherwise."""
-    found = [name for name, value in options.items() if name != "GGML_NATIVE" and NATIVE.search(value)]
+    found = [name for name, value in options.items() if name != "GGML_NATIVE" and re.search(NATIVE, value)]
     return (["GGML_NATIVE"] if options.get("GGML_NATIVE", "ON").upper() in ON else []) + found
 
 
@@ -106,4 +105,4 @@ def explain_failure(log: str, out_of_memory: bool = False) -> Tuple[str, str]:
 
 def killed(log: str) -> bool:
     """Whether a compiler was killed, or got no memory."""
-    return bool(KILLED.search(log))
+    return bool(re.search(KILLED, log))

@@ -16,7 +16,7 @@ from .system import Start, Tree, start
 
 KFD = "/sys/class/kfd/kfd/topology/nodes"
 GFX_OPTIONS = ("GPU_TARGETS", "AMDGPU_TARGETS", "CMAKE_HIP_ARCHITECTURES")
-_CUDA = re.compile(r"(\d+)(\d)([af]?)(-real|-virtual)?")
+_CUDA = r"(\d+)(\d)([af]?)(-real|-virtual)?"
 
 
 def libc_version() -> str:
@@ -96,7 +96,7 @@ def _list(text: str) -> List[str]:
 
 def _runs_cuda(compiled: str, gpu: str) -> bool:
     """CUDA's rules: machine code for the same major and a lower minor, PTX for everything newer, ``a`` for that one only, ``f`` for its family."""
-    match = _CUDA.fullmatch(compiled)
+    match = re.fullmatch(_CUDA, compiled)
     if not match:
         return True  # all, all-major: whatever the toolkit knows
     code = int(match.group(1)), int(match.group(2))

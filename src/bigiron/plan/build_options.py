@@ -239,8 +239,8 @@ def attention_gap(cache_types: tuple[str, str]) -> str:
     return f"there is no flash attention kernel for a cache of {', '.join(unable)}: it would run on the CPU" if unable else ""
 
 
-_CUDA_ARCHITECTURE = re.compile(r"[1-9]\d{1,2}[af]?(-real|-virtual)?|all|all-major")
-_GFX_ARCHITECTURE = re.compile(r"gfx[0-9a-f]{3,4}(:\w+[+-])*|gfx\d+(-\d+)?-generic")
+_CUDA_ARCHITECTURE = r"[1-9]\d{1,2}[af]?(-real|-virtual)?|all|all-major"
+_GFX_ARCHITECTURE = r"gfx[0-9a-f]{3,4}(:\w+[+-])*|gfx\d+(-\d+)?-generic"
 
 
 def wrong_architectures(options: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -251,7 +251,7 @@ def wrong_architectures(options: Mapping[str, str]) -> list[tuple[str, str]]:
             continue
         pattern, like = (_CUDA_ARCHITECTURE, "89;120a") if "CUDA" in name else (_GFX_ARCHITECTURE, "gfx1100;gfx90a")
         for each in value.split(";"):
-            if not pattern.fullmatch(each):
+            if not re.fullmatch(pattern, each):
                 digits = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d[af]?)", each) if "CUDA" in name else None
                 hint = f"write {digits[1]}{digits[2]}" if digits else f"name them like {like}"
                 found.append((f"{name} holds {each!r}, which is no architecture", f"{hint}; nothing was changed"))
