@@ -80,6 +80,7 @@ def test_the_build_of_a_host_without_a_gpu_is_told_its_architecture() -> None:
     }  # fmt: skip
     assert found.variables["llama_cpp_library_path"] == [f"{WHEELS}/lib"]
     assert found.release.identity.toolchains == {"cuda": "13.5.37 (pypi)"}
+    assert found.release.identity.drivers == {"nvidia": "580.65.6"}
     assert "g++-12" in found.variables["base_packages"]
     assert any(each.startswith("no driver") for each in found.planned.findings)
     assert found.variables["llama_server_gpu"] == {}

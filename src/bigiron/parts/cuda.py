@@ -89,6 +89,7 @@ def toolchain(facts: Facts) -> Toolchain:
         "CMAKE_CUDA_HOST_COMPILER": f"/usr/bin/g++-{chosen.compiler}",
         **({} if toolkit.stubs else {"GGML_CUDA_NO_VMM": "ON"}),
     }
+    known = nvidia.toolkit(toolkit.version)
     return Toolchain(
         BACKEND,
         f"{there} ({toolkit.source})" if there else "",
@@ -96,6 +97,7 @@ def toolchain(facts: Facts) -> Toolchain:
         library_path=toolkit.libraries,
         compilers=("CUDA",),
         access=_access(facts),
+        drivers={"nvidia": ".".join(map(str, known.driver))} if known else {},
     )
 
 
