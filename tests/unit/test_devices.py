@@ -48,7 +48,7 @@ def test_nodes_and_groups_are_looked_at(tmp_path: Path) -> None:
 
 @pytest.fixture
 def gpu_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = Toolchain("hip", "1", access=Access(groups=("render", "video")))
+    tool = Toolchain("other", "1", access=Access(groups=("render", "video")))
     real = planner.equipped
     monkeypatch.setattr(planner, "equipped", lambda one: planner.replace(real(one), toolchains=(tool,)))
 
