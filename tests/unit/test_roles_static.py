@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import yaml
 
@@ -53,6 +54,17 @@ def test_variables_carry_the_roles_prefix(role: str) -> None:
     for path, task in tasks(role):
         made = [task.get("register"), (task.get("loop_control") or {}).get("loop_var"), *(task.get("vars") or {})]
         assert all(name.startswith(f"__{role}_") for name in made if name), path
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "roles").glob("*/templates/*.j2")), ids=lambda path: path.name)
+def test_a_role_hands_its_templates_every_variable_that_they_use(path: Path) -> None:
+    """A default in the template hides one that is forgotten: then the plan shows other bytes than the role writes."""
+    role = path.parents[1]
+    parsed = jinja2.Environment().parse(path.read_text(encoding="utf-8"))
+    used = {each.name for each in parsed.find_all(jinja2.nodes.Name) if each.name.startswith(f"{role.name}_")}
+    text = "".join(each.read_text(encoding="utf-8") for each in [*role.glob("tasks/*.yml"), *role.glob("vars/main.yml")])
+    given = set(re.findall(rf"['\" ]({role.name}_\w+)['\"]?: ", text))
+    assert used <= given
 
 
 @pytest.mark.parametrize("role", ROLES)
