@@ -35,10 +35,18 @@ def gpus(plan):
     return {gpu["name"]: gpu for option, gpu in GPUS.items() if options.get(option) == "ON"}
 
 
+def on_the_cpu(plan):
+    """Whether a driver that computes on the CPU stands in for the GPU: it has no card and no device node."""
+    wanted = plan.get("llama_cpp_gpu") or {}
+    return wanted.get("nodes") == []
+
+
 def look(plan):
     """What the collector is to look at on the host."""
     current = f"{plan['llama_cpp_prefix']}/current"
-    return {"release": {"folder": folder(plan), "current": current, "user": plan["llama_cpp_user"], "gpu": bool(gpus(plan))}}
+    environment = (plan.get("llama_cpp_gpu") or {}).get("environment") or {}
+    asked = {"folder": folder(plan), "current": current, "user": plan["llama_cpp_user"], "gpu": bool(gpus(plan))}
+    return {"release": {**asked, "environment": environment}}
 
 
 def rebuild(plan):
@@ -168,9 +176,10 @@ def test_the_server_sees_the_gpu(gpu, plan, release, note):
     """Four ways to end up on the CPU, each with its own sentence (llama-cpp-python#1882)."""
     cards = [card for card in release["gpu"]["cards"] if card["vendor"] in gpu["vendors"]]
     nodes = {node: usable for node, usable in release["gpu"]["nodes"].items() if node.startswith(gpu["node"])}
-    assert cards or nodes, f"no device: this host has no {gpu['name']} GPU on its PCI bus and no device node"
-    drivers = not cards or any(card["driver"] for card in cards)
-    assert nodes and drivers, f"no driver: {', '.join(card['pci'] for card in cards)} has no working kernel driver"  # noqa: PT018
+    if not on_the_cpu(plan):
+        assert cards or nodes, f"no device: this host has no {gpu['name']} GPU on its PCI bus and no device node"
+        drivers = not cards or any(card["driver"] for card in cards)
+        assert nodes and drivers, f"no driver: {', '.join(card['pci'] for card in cards)} has no working kernel driver"  # noqa: PT018
     if gpu["device"] not in release["devices"]["out"]:
         built = any(f"/libggml-{gpu['library']}." in name for name in release["files"])
         assert built, f"no backend: this build of llama.cpp has no {gpu['name']} library"

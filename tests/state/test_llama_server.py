@@ -87,7 +87,9 @@ def settings(plan):
 
 
 def hardened(plan):
-    return {key: (key, [value] if value else []) for key, value in HARDENED.items()}
+    """The one thing that a driver may loosen: one that compiles at run time writes code and runs it."""
+    loose = {"MemoryDenyWriteExecute": "no"} if (plan.get("llama_server_gpu") or {}).get("writable_code") else {}
+    return {key: (key, [value] if value else []) for key, value in {**HARDENED, **loose}.items()}
 
 
 def limits(plan):

@@ -443,6 +443,17 @@ def test_the_planned_build_options_decide_whether_gpus_are_looked_at(
     }
 
 
+def test_a_driver_that_computes_on_the_cpu_has_no_card_and_no_node_and_may_write_code(facts: Facts, expect: Facts) -> None:
+    expect["llama_cpp_identity"]["options"]["GGML_VULKAN"] = "ON"
+    expect.update(llama_cpp_gpu={"device": "Vulkan", "nodes": []}, llama_server_gpu={"writable_code": True})
+    facts["release"].update(gpu={"cards": [], "nodes": {}}, devices={"rc": 0, "out": "  Vulkan0: llvmpipe\n"})
+    facts["release"]["files"]["lib/libggml-vulkan.so"] = {"type": "file", "owner": "root", "mode": "0644"}
+    assert judged(facts, expect)["release.gpu:vulkan"].ok
+    assert judged(facts, expect)["unit.hardened:MemoryDenyWriteExecute"].detail.endswith("planned no")
+    facts["release"]["devices"]["out"] = ""
+    assert judged(facts, expect)["release.gpu:vulkan"].ok is False
+
+
 def test_a_gpu_that_the_plan_does_without_is_not_looked_for(facts: Facts, expect: Facts) -> None:
     expect["llama_cpp_identity"]["options"]["GGML_CUDA"] = "ON"
     expect.update(llama_cpp_gpu={}, llama_server_gpu={})

@@ -21,6 +21,8 @@ from bigiron.units import MIB, gib
 AUTO = "auto"
 _DISK_BYTES_PER_S = 200 * MIB
 """A slow disk: the start timeout must hold there."""
+_SHADERS_S = 600
+"""For the shaders of one model at their slowest: Mesa's lavapipe on two busy cores took more than two minutes."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,13 @@ class ModelPlan:
 
     @property
     def start_timeout_s(self) -> int:
-        """Seconds to wait for the load: all weights from a slow disk, three times as long where a NUMA mode turns read-ahead off."""
+        """Seconds to wait for the load: all weights from a slow disk, three times as long where a NUMA mode turns read-ahead off.
+
+        And a first start on a Vulkan device, whose driver compiles every shader.
+        """
         factor = 3 if "--numa" in self.arguments else 1
-        return 120 + factor * self.facts.total_bytes // _DISK_BYTES_PER_S
+        shaders = _SHADERS_S if any(gpu.device.startswith("Vulkan") for gpu in self.hardware.gpus) else 0
+        return 120 + shaders + factor * self.facts.total_bytes // _DISK_BYTES_PER_S
 
     def require(self) -> ModelPlan:
         """The plan itself. Raises Refused when it does not fit, with what would."""

@@ -9,7 +9,7 @@ import os
 import pwd
 import stat
 import subprocess
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 CHUNK = 1 << 20
 
@@ -104,10 +104,10 @@ def run(argv: list[str], timeout: float = 60, **options: Any) -> dict[str, Any]:
     return {"rc": done.returncode, "out": done.stdout.decode("utf-8", "replace")}
 
 
-def as_user(user: str) -> dict[str, Any]:
-    """Options of subprocess that drop to ``user`` with an empty environment, as far as this process may."""
-    options: dict[str, Any] = {"env": {}, "cwd": "/"}
+def as_user(user: str, environment: Optional[dict[str, str]] = None) -> dict[str, Any]:
+    """Options of subprocess that drop to ``user`` and its groups, with ``environment`` and no more, as far as this process may."""
+    options: dict[str, Any] = {"env": environment or {}, "cwd": "/"}
     if os.geteuid() == 0:
         entry = pwd.getpwnam(user)
-        options.update(user=entry.pw_uid, group=entry.pw_gid, extra_groups=[])
+        options.update(user=entry.pw_uid, group=entry.pw_gid, extra_groups=os.getgrouplist(user, entry.pw_gid))
     return options

@@ -57,7 +57,7 @@ def tree(root: str, deep: bool) -> dict[str, Any]:
 
 
 def release(request: dict[str, Any], pool: concurrent.futures.Executor, deep: bool) -> dict[str, Any]:
-    """``request``: ``{"folder", "current", "user", "gpu": bool}``; with ``gpu`` also the devices the build and the kernel see."""
+    """``request``: ``{"folder", "current", "user", "gpu": bool, "environment"}``; with ``gpu`` also the devices the build and the kernel see."""
     root = request["folder"]
     binary = os.path.join(root, "bin", "llama-server")
     jobs = {
@@ -66,7 +66,8 @@ def release(request: dict[str, Any], pool: concurrent.futures.Executor, deep: bo
         "ldd": pool.submit(guarded, lambda: run(["/usr/bin/ldd", binary], **as_user(request["user"]))),
     }
     if request["gpu"]:
-        jobs["devices"] = pool.submit(guarded, lambda: run([binary, "--list-devices"], **as_user(request["user"])))
+        user = as_user(request["user"], request["environment"])
+        jobs["devices"] = pool.submit(guarded, lambda: run([binary, "--list-devices"], **user))
         jobs["gpu"] = pool.submit(guarded, gpu, request["user"])
     parents = {}
     folder = os.path.dirname(binary)
