@@ -99,6 +99,10 @@ def test_the_server_has_loaded_the_backend_and_only_the_driver_that_is_meant(pro
     assert "libvulkan_radeon.so" not in maps
 
 
+def test_what_the_driver_compiled_is_kept_for_the_next_start(provisioned):
+    assert on(HOST, "find /var/cache/llama-server-main -type f")
+
+
 def test_the_unit_stays_hardened(provisioned):
     said = on(HOST, "systemd-analyze security llama-server-main.service --no-pager | tail -1")
     assert float(re.search(r"exposure level for \S+: ([\d.]+)", said)[1]) <= 3.5

@@ -339,6 +339,7 @@ def test_the_group_is_that_of_the_node_and_the_unit_opens_the_nodes_alone(group:
         "groups": [group],
         "writable_code": True,
         "after": [],
+        "cache": "",
     }
 
 

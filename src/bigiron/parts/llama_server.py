@@ -92,7 +92,7 @@ def plan(facts: Facts, so_far: Planned) -> Planned:
         "llama_server_host": wish["llama_server_host"],
         "llama_server_port": wish["llama_server_port"],
         "llama_server_argv": argv,
-        "llama_server_environment": {**ENVIRONMENT, **llama_cpp.access(facts).environment},
+        "llama_server_environment": {**ENVIRONMENT, **llama_cpp.access(facts).environment, **_caches(facts)},
         "llama_server_user": base.USER,
         "llama_server_prefix": llama_cpp.PREFIX,
         "llama_server_config_dir": CONFIG_DIR,
@@ -148,7 +148,17 @@ def _gpu(facts: Facts) -> dict[str, Any]:
         "groups": list(needs.groups),
         "writable_code": needs.writable_code,
         "after": list(needs.after),
+        "cache": _cache(facts.wish) if needs.cache else "",
     }
+
+
+def _cache(wish: Mapping[str, Any]) -> str:
+    """The unit's folder below /var/cache (CacheDirectory=)."""
+    return f"llama-server-{wish['llama_server_service']}"
+
+
+def _caches(facts: Facts) -> dict[str, str]:
+    return dict.fromkeys(llama_cpp.access(facts).cache, f"/var/cache/{_cache(facts.wish)}")
 
 
 def _argv(facts: Facts, entry: str) -> list[str]:

@@ -83,7 +83,8 @@ class Access:
 
     ``devices`` are globs of nodes below /dev and ``allow`` what the unit opens of them (DeviceAllow=, systemd.resource-control(5)); ``groups`` own
     them, one of the kernel ``modules`` drives them; ``environment`` goes to the
-    process; ``writable_code``: a compiler at run time needs memory that is both written and executed; ``after`` are units that make the nodes.
+    process; ``writable_code``: a compiler at run time needs memory that is both written and executed; ``after`` are units that make the nodes;
+    ``cache`` are variables that name a folder for what the driver compiled: else every start compiles it anew.
     """
 
     devices: tuple[str, ...] = ()
@@ -93,6 +94,7 @@ class Access:
     environment: Mapping[str, str] = field(default_factory=dict)
     writable_code: bool = False
     after: tuple[str, ...] = ()
+    cache: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
