@@ -63,7 +63,9 @@ class Debian13:
 
     def run(self, *argv: str, seconds: int = 1800) -> str:
         pip = pip_settings()
-        paths = {word.removeprefix("file://") for value in pip.values() for word in value.split()}
+        words = [word for value in pip.values() for word in value.split()]
+        # an index in a folder links to files beside it
+        paths = {str(Path(word.removeprefix("file://")).parent) if word.startswith("file://") else word for word in words}
         bound = sorted(path for path in paths if path.startswith("/") and Path(path).exists())
         bound += [str(path) for path in (state.LAB, cache_dir("releases"), cache_dir("hub")) if path.exists()]
         environment = {
