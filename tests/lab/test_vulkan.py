@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from tests.conftest import inv, on
@@ -33,10 +34,11 @@ for _ in range(120):
 
 
 @pytest.fixture(scope="module")
-def model():
-    """The revision of a mixture of experts with random weights (0.4 GiB), in the lab's mirror."""
-    from dataclasses import replace
-
+def model(request):
+    """The revision of a mixture of experts with random weights (0.4 GiB), in the lab's mirror; without --slow only where no release has to be compiled."""
+    made = [one.identity for one in survey.cached_releases()]
+    if not request.config.getoption("--slow") and not any("vulkan" in one.get("toolchains", {}) for one in made):
+        pytest.skip("no Vulkan release is kept here, and compiling one takes long: ./inv test --slow")
     spec = replace(
         SMALL_MOE, name="Random MoE", layers=4, embedding=512, heads=8, kv_heads=2, feed_forward=1024, vocabulary=8192, context=8192,
         key=64, value=64, experts=32, experts_used=4, expert_feed_forward=512, rope=64,
@@ -54,11 +56,8 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def inventory(lab_session, model, tmp_path_factory, request):
-    """Wishes for the stand-in beside the lab's own; without --slow only where its release need not be compiled."""
-    made = [one.identity for one in survey.cached_releases()]
-    if not request.config.getoption("--slow") and not any("vulkan" in one.get("toolchains", {}) for one in made):
-        pytest.skip("no Vulkan release is kept here, and compiling one takes long: ./inv test --slow")
+def inventory(lab_session, model, tmp_path_factory):
+    """Wishes for the stand-in beside the lab's own."""
     wishes = {
         "llama_cpp_backend": "vulkan",
         "llama_cpp_software_gpu_mib": 512,
