@@ -88,3 +88,19 @@ def test_without_a_driver_the_unit_waits_for_it(stubs):
     ]  # fmt: skip
     stubs.removes("cuda")
     assert "not-found" in stubs.sh(f"systemctl show -p LoadState {UNIT}")
+
+
+@pytest.mark.parametrize(("exits", "loads", "code"), [(0, True, 0), (1, False, 0), (127, False, 2)])
+def test_a_modprobe_that_breaks_fails_the_role_and_one_that_is_refused_does_not(stubs, exits, loads, code):
+    told = "could not insert 'nvidia': Key was rejected by service"
+    stubs.sh("! test -e /sbin/modprobe")  # the lab's base has none
+    stubs.sh(f"printf '#!/bin/sh\\necho \"{told}\" >&2\\nexit {exits}\\n' >/sbin/modprobe; chmod 755 /sbin/modprobe")
+    try:
+        play = stubs.run("cuda", cuda_gpus=1, cuda_settings={"persistence": True})
+        assert play.code == code, play
+        assert ("Gpus | Load the driver" in play.changed) is loads
+        assert (told in play.output) is (exits == 1), play.output
+        assert ("nvidia-smi" in stubs.sh(f"cat {LOG} 2>/dev/null", check=False)) is loads
+    finally:
+        stubs.sh("rm /sbin/modprobe")
+        stubs.removes("cuda")

@@ -245,6 +245,18 @@ def test_a_host_without_a_gpu_builds_for_what_it_is_told_to() -> None:
     assert plan.variables["llama_server_gpu"] == {}
 
 
+def test_hosts_with_different_gpus_share_a_release() -> None:
+    seen = {"devices": NODES, "groups": {"render": {"gid": 105}}, "apt": {}, "boot": {}}
+    boxes = {
+        name: machine(os=NOBLE, kernel="6.8.0-60-generic", gpus=(card,)) for name, card in (("a", W7900), ("b", gpu("7550")))
+    }
+    found = planner.plan_hosts([replace(fact(name, observed=seen, box=box), host=name) for name, box in boxes.items()], [])
+    assert [one.release.identity.options["GPU_TARGETS"] for one in found.values() if isinstance(one, HostPlan)] == [
+        "gfx1100;gfx1201", "gfx1100;gfx1201",
+    ]  # fmt: skip
+    assert {one.release.build_from for one in found.values() if isinstance(one, HostPlan)} == {"here", "a"}
+
+
 def test_beside_another_backend_it_is_built_for_the_amd_gpus_alone() -> None:
     arc = Gpu("0000:04:00.0", "8086", "e20b", "Intel", "xe", 12 << 30, "030000")
     wish = {"llama_cpp_backend": "vulkan", "llama_cpp_more_backends": ["hip"]}

@@ -26,6 +26,15 @@ def test_a_part_is_listed_alone_and_an_unknown_one_has_no_page(capsys: pytest.Ca
         variables.show("nosuch", as_json=False, as_page=True)
 
 
+def test_a_part_without_variables_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert variables.show("vulkan", as_json=False, as_page=False) == 0
+    assert capsys.readouterr().out == "part vulkan has nothing to set: the plan decides\n"
+    assert variables.show("vulkan", as_json=True, as_page=False) == 0
+    assert json.loads(capsys.readouterr().out) == {}
+    assert variables.show("vulkan", as_json=False, as_page=True) == 0
+    assert "nothing to set" in capsys.readouterr().out
+
+
 def test_the_list_has_every_settable_variable_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert variables.show("", as_json=True, as_page=False) == 0
     listed = json.loads(capsys.readouterr().out)

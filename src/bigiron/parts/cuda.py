@@ -98,6 +98,7 @@ def toolchain(facts: Facts) -> Toolchain:
         compilers=("CUDA",),
         access=_access(facts),
         drivers={"nvidia": ".".join(map(str, known.driver))} if known else {},
+        widens=() if facts.wish["cuda_architectures"] or chosen.refusals else ("CMAKE_CUDA_ARCHITECTURES",),
     )
 
 

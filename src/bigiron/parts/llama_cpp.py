@@ -88,9 +88,9 @@ def candidate(facts: Facts) -> Candidate:
     alone = facts.host if buildlog.native(options) else ""
     identity = Identity(source.identity(), options, "", machine.libc, baseline, versions, drivers, alone)
     loaded = {name: str(each.get("version") or "") for name, each in facts.observed.get("boot", {}).items()}
-    return Candidate(
-        facts.host, identity, _installed(facts.observed), compiler.get("version") or compiler.get("candidate") or "", loaded
-    )
+    widens = () if alone else tuple(name for each in facts.toolchains for name in each.widens)
+    known = compiler.get("version") or compiler.get("candidate") or ""
+    return Candidate(facts.host, identity, _installed(facts.observed), known, loaded, widens)
 
 
 def _cache_types(facts: Facts) -> tuple[str, str]:

@@ -84,6 +84,7 @@ def toolchain(facts: Facts) -> Toolchain:
         library_path=(f"{found.root}/lib",) if found.name == AMD else (),
         compilers=("HIP",),
         access=_access(facts, chosen),
+        widens=() if chosen.problems else tuple(names),
     )
 
 

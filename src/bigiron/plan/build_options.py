@@ -104,6 +104,7 @@ class Toolchain:
     ``version`` is exact ("13.5.37 (pypi)"), empty while the host must first install it; ``options`` are CMake's; ``environment`` is the
     build's; ``library_path`` are folders in which its libraries lie on every host that runs the result; ``compilers`` are languages
     whose compiler ccache stands before (CUDA, HIP). ``drivers`` are the oldest kernel drivers that run the result: ``{"nvidia": "580.65.6"}``.
+    ``widens`` names the options whose list of GPU architectures was not asked for but taken from the host's GPUs: other hosts' may join it.
     """
 
     backend: str
@@ -114,6 +115,7 @@ class Toolchain:
     compilers: tuple[str, ...] = ()
     access: Access = Access()
     drivers: Mapping[str, str] = field(default_factory=dict)
+    widens: tuple[str, ...] = ()
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:

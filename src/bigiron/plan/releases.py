@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,8 @@ from bigiron.plan import build_options
 from bigiron.plan.build_options import Identity
 
 HERE, INSTALLED, ARCHIVE = "here", "installed", "archive"
+Architectures = dict[str, frozenset[str]]
+"""By option of the build (CMAKE_CUDA_ARCHITECTURES)."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class CachedRelease:
 class Candidate:
     """One host: the release it wants (compiler left open), the sound one it runs as (fingerprint, identity), its compiler ("" unknown).
 
-    ``drivers`` are the versions of the kernel drivers that are loaded there, by module.
+    ``drivers`` are the versions of the kernel drivers that are loaded there, by module; ``widens`` are options of the build whose list of
+    GPU architectures may be longer than this host needs.
     """
 
     host: str
@@ -37,6 +41,7 @@ class Candidate:
     installed: tuple[str, Mapping[str, Any]] | None
     compiler: str
     drivers: Mapping[str, str] = field(default_factory=dict)
+    widens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,15 +70,59 @@ def choose(candidates: Sequence[Candidate], cached: Sequence[CachedRelease]) -> 
     """A release per host, the same one for every host of a platform.
 
     In this order: what runs on one of them already (it is proved), what lies packed on the controller, else the first host of the platform
-    builds it and the others wait for that build.
+    builds it and the others wait for that build. Hosts that differ only in their GPUs are one platform: it is built for all their architectures,
+    and a host stays with what it runs when its own are among those.
     """
     platforms: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
+    for candidate in _widened(candidates, cached):
         platforms.setdefault(build_options.fingerprint(_unversioned(candidate.identity.to_json())), []).append(candidate)
     choices: dict[str, Release] = {}
     for members in platforms.values():
         choices.update(_of_platform(members, cached))
     return choices
+
+
+def _widened(candidates: Sequence[Candidate], cached: Sequence[CachedRelease]) -> list[Candidate]:
+    """The candidates, with the GPU architectures of the release that each would get."""
+    together: dict[str, Architectures] = {}
+    for one in candidates:
+        all_of = together.setdefault(_but_for(one, one.identity.to_json()), {})
+        for name, listed in _architectures(one, one.identity.to_json()).items():
+            all_of[name] = all_of.get(name, frozenset()) | listed
+    return [_wide(one, together[_but_for(one, one.identity.to_json())], cached) for one in candidates]
+
+
+def _wide(one: Candidate, together: Architectures, cached: Sequence[CachedRelease]) -> Candidate:
+    if not one.widens:
+        return one
+    mine = one.identity.to_json()
+    own = [(_architectures(one, mine), one.installed[1])] if one.installed else []
+    packed = [(together, release.identity) for release in sorted(cached, key=lambda each: each.fingerprint)]
+    options = {name: ";".join(sorted(listed, key=_by_number)) for name, listed in together.items()}
+    for wanted, other in (*own, *packed):
+        there = _architectures(one, other)
+        if _but_for(one, other) == _but_for(one, mine) and all(
+            listed <= there.get(name, set()) for name, listed in wanted.items()
+        ):
+            options = {name: str(other["options"][name]) for name in one.widens}
+            break
+    return replace(one, identity=replace(one.identity, options={**one.identity.options, **options}))
+
+
+def _but_for(one: Candidate, identity: Mapping[str, Any]) -> str:
+    """What hosts of one platform have in common: all but versions and the GPU architectures that may be more."""
+    options = {name: value for name, value in identity.get("options", {}).items() if name not in one.widens}
+    return build_options.fingerprint({**_unversioned(identity), "options": options, "widens": one.widens})
+
+
+def _architectures(one: Candidate, identity: Mapping[str, Any]) -> Architectures:
+    options = identity.get("options", {})
+    return {name: frozenset(str(options[name]).split(";")) for name in one.widens if options.get(name)}
+
+
+def _by_number(architecture: str) -> tuple[int, str]:
+    """CUDA's 89-real before 120-real; names such as gfx1100 in their alphabet."""
+    return int("".join(itertools.takewhile(str.isdigit, architecture)) or 0), architecture
 
 
 def _of_platform(members: Sequence[Candidate], cached: Sequence[CachedRelease]) -> dict[str, Release]:

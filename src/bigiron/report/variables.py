@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bigiron.errors import UsageError
+from bigiron.parts import NAMES
 from bigiron.paths import PROJECT
 from bigiron.plan import wishes
 from bigiron.plan.wishes import Variable
@@ -23,6 +24,13 @@ is made, and so is a value that does not fit. Those with a † are for `./inv` o
 `ansible-playbook`. What the plan gives the role besides is in `meta/argument_specs.yml`.
 """
 
+_NOTHING = """# {part}
+
+{about}.
+
+There is nothing to set: what the plan gives this role is in `meta/argument_specs.yml`.
+"""
+
 
 def show(name: str, *, as_json: bool, as_page: bool) -> int:
     """All settable variables, those of the part ``name``, or everything about the one ``name``.
@@ -30,12 +38,11 @@ def show(name: str, *, as_json: bool, as_page: bool) -> int:
     Raises UsageError, with the near names, for an unknown one.
     """
     variables = settable()
-    if as_page or any(name == each.part for each in variables.values()):
+    if as_page or name in (*NAMES, *(each.part for each in variables.values())):
+        if as_page and name not in NAMES:
+            hint = f"the parts are {', '.join(NAMES)}; ./inv vars PART --markdown prints roles/PART/README.md"
+            raise UsageError(f"{name!r} is no part", hint=hint)
         variables = {key: each for key, each in variables.items() if each.part == name}
-        if not variables:
-            raise UsageError(
-                f"{name!r} is no part with variables", hint="./inv vars PART --markdown prints roles/PART/README.md"
-            )
     elif name and name not in variables:
         if name in wishes.schema():
             raise UsageError(f"{name} is given by the plan", hint="./inv plan --json shows its value")
@@ -47,6 +54,8 @@ def show(name: str, *, as_json: bool, as_page: bool) -> int:
         print(page(name), end="")
     elif as_json:
         console.print_json({each.name: document(each) for each in variables.values()})
+    elif name in NAMES and not variables:
+        print(f"part {name} has nothing to set: the plan decides")
     elif name in variables:
         _one(variables[name])
     else:
@@ -113,7 +122,10 @@ def page(part: str) -> str:
     import yaml
 
     specs = yaml.safe_load((PROJECT / "roles" / part / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
-    lines = [_HEAD.format(part=part, about=specs["argument_specs"]["main"]["short_description"])]
+    about = specs["argument_specs"]["main"]["short_description"]
+    if not any(each.part == part for each in settable().values()):
+        return _NOTHING.format(part=part, about=about)
+    lines = [_HEAD.format(part=part, about=about)]
     lines += ["| variable | type | default | what |", "|---|---|---|---|"]
     for each in settable().values():
         if each.part == part:
