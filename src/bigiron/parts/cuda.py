@@ -27,6 +27,7 @@ KEEP = "keep"
 UNIT = "bigiron-gpu.service"
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
 ENABLED = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
+ARCHITECTURES = "CMAKE_CUDA_ARCHITECTURES"
 BLACKLIST = "/etc/modprobe.d/bigiron-nouveau.conf"
 NODES = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm")
 COMPILERS = tuple(f"g++-{major}" for major in range(9, 17))
@@ -83,7 +84,7 @@ def toolchain(facts: Facts) -> Toolchain:
         toolkit.version if toolkit.source == PYPI else _seen(facts).get("nvcc", {}).get(toolkit.compiler, {}).get("version", "")
     )
     options = {
-        "CMAKE_CUDA_ARCHITECTURES": ";".join(chosen.architectures),
+        ARCHITECTURES: ";".join(chosen.architectures),
         "CUDAToolkit_ROOT": toolkit.root,
         "CMAKE_CUDA_COMPILER": toolkit.compiler,
         "CMAKE_CUDA_HOST_COMPILER": f"/usr/bin/g++-{chosen.compiler}",
@@ -98,7 +99,7 @@ def toolchain(facts: Facts) -> Toolchain:
         compilers=("CUDA",),
         access=_access(facts),
         drivers={"nvidia": ".".join(map(str, known.driver))} if known else {},
-        widens=() if facts.wish["cuda_architectures"] or chosen.refusals else ("CMAKE_CUDA_ARCHITECTURES",),
+        widens=() if facts.wish["cuda_architectures"] or chosen.refusals else (ARCHITECTURES,),
     )
 
 
@@ -172,7 +173,9 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         "cuda_blacklist": bool(driver) and _nouveau(facts),
     }
     resources = _resources(facts, variables)
-    reasons = [Reason("CUDA", f"{toolkit.version} from {toolkit.source}", chosen.why)]
+    architectures = _built_for(facts)
+    why = f"builds for {', '.join(architectures)} with g++-{chosen.compiler}" if chosen.compiler else ""
+    reasons = [Reason("CUDA", f"{toolkit.version} from {toolkit.source}", why)]
     if driver:
         of = "NVIDIA's repository" if driver.source == NVIDIA else "the distribution"
         names = ", ".join(dict.fromkeys(known[1].name for gpu in mine if (known := nvidia.chip(gpu.device_id))))
@@ -185,10 +188,15 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
     if wheels and facts.observed.get("toolkits", {}).get(toolkit.root) is None:
         space.append(Space("/opt/bigiron", "CUDA toolkit and its wheels", 2 * nvidia.PYPI_BYTES))
     if facts.release.built_here:
-        space.append(Space("/var/cache/bigiron", "CUDA objects", BUILD_BYTES * max(1, len(chosen.architectures))))
+        space.append(Space("/var/cache/bigiron", "CUDA objects", BUILD_BYTES * max(1, len(architectures))))
     refusals += [*chosen.refusals, *(driver.refusals if driver else ()), *_two_versions(chosen, seen)]
     findings = _findings(facts, chosen, driver)
     return Planned(variables, resources, reasons, refusals, findings, space, reboots, waits)
+
+
+def _built_for(facts: Facts) -> list[str]:
+    """The architectures of the release, which may serve other hosts' GPUs too."""
+    return [each for each in facts.release.identity.options[ARCHITECTURES].split(";") if each]
 
 
 def _resources(facts: Facts, variables: Mapping[str, Any]) -> list[Resource]:
@@ -344,7 +352,7 @@ def lock(facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "cuda": {
             "toolkit": mine.version,
-            "architectures": mine.options["CMAKE_CUDA_ARCHITECTURES"],
+            "architectures": ";".join(_built_for(facts)),
             "wheels": {each["file"]: each["sha256"] for each in variables["cuda_wheels"]},
             "driver": seen.get("driver", {}).get("loaded", ""),
             "held": held,

@@ -74,18 +74,26 @@ def toolchain(facts: Facts) -> Toolchain:
     if found is None:
         return Toolchain(BACKEND, "")
     chosen = _chosen(facts, found)
-    new = sources.read(facts.wish).build_number >= GPU_TARGETS_SINCE
-    names = {"GPU_TARGETS" if new else "CMAKE_HIP_ARCHITECTURES": ";".join(chosen.targets)}
+    name = _option(facts)
     return Toolchain(
         BACKEND,
         _version(facts, found),
-        options={"CMAKE_HIP_COMPILER": found.compiler, **names},
+        options={"CMAKE_HIP_COMPILER": found.compiler, name: ";".join(chosen.targets)},
         environment=_environment(found),
         library_path=(f"{found.root}/lib",) if found.name == AMD else (),
         compilers=("HIP",),
         access=_access(facts, chosen),
-        widens=() if chosen.problems else tuple(names),
+        widens=() if chosen.problems else (name,),
     )
+
+
+def _option(facts: Facts) -> str:
+    return "GPU_TARGETS" if sources.read(facts.wish).build_number >= GPU_TARGETS_SINCE else "CMAKE_HIP_ARCHITECTURES"
+
+
+def _built_for(facts: Facts) -> str:
+    """The targets of the release, which may serve other hosts' GPUs too."""
+    return facts.release.identity.options[_option(facts)]
 
 
 def _environment(found: Source) -> dict[str, str]:
@@ -172,7 +180,7 @@ def plan(facts: Facts, _so_far: Planned) -> Planned:
         [Resource("directory", _folder(found) if facts.release.built_here else found.root, "rocm")],
         [
             Reason("ROCm", f"{found.version} from {'AMD' if found.name == AMD else place.name}", _why(facts, found)),
-            Reason("GPU target", ";".join(chosen.targets) or "none", chosen.why),
+            Reason("GPU target", _built_for(facts) or "none", chosen.why),
         ],
         refusals,
         findings,
@@ -266,6 +274,4 @@ def lock(facts: Facts, variables: Mapping[str, Any]) -> dict[str, Any]:
     mine, found = facts.toolchain(BACKEND), _source(facts)
     if mine is None or found is None:
         return {}
-    return {
-        "rocm": {"built with": mine.version, "root": variables["rocm_root"], "targets": list(_chosen(facts, found).targets)}
-    }
+    return {"rocm": {"built with": mine.version, "root": variables["rocm_root"], "targets": _built_for(facts).split(";")}}

@@ -47,7 +47,6 @@ class Chosen:
     toolkit: Toolkit
     architectures: tuple[str, ...]
     compiler: int
-    why: str
     refusals: tuple[Refused, ...] = field(default=())
 
 
@@ -103,7 +102,7 @@ def _judged(
         what = f"CUDA {toolkit.version} is older than any this version of bigiron knows"
         refusals.append(Refused(what, hint=f"set cuda_toolkit_source: pypi, or nvidia with a cuda_toolkit_version; {_NOTHING}"))
     if known is None:
-        return Chosen(toolkit, architectures, compilers[0] if compilers else 0, "", tuple(refusals))
+        return Chosen(toolkit, architectures, compilers[0] if compilers else 0, tuple(refusals))
     unable = [each for each in architectures if _number(each) not in known.architectures]
     if unable:
         refusals.append(_cannot_build(toolkit, unable))
@@ -118,8 +117,7 @@ def _judged(
         newest = ".".join(map(str, known.glibc))
         what = f"the headers of CUDA {toolkit.version} do not compile with {machine.libc} (up to {newest})"
         refusals.append(Refused(what, hint=f"set cuda_toolkit_source: pypi (CUDA {nvidia.PYPI_VERSION}); {_NOTHING}"))
-    why = f"from {toolkit.source}, builds for {_plus(architectures)} with g++-{compiler}" if compiler else ""
-    return Chosen(toolkit, architectures, compiler, why, tuple(refusals))
+    return Chosen(toolkit, architectures, compiler, tuple(refusals))
 
 
 def _no_toolkit(source: str, machine: Machine) -> Refused:

@@ -84,27 +84,23 @@ def choose(candidates: Sequence[Candidate], cached: Sequence[CachedRelease]) -> 
 
 def _widened(candidates: Sequence[Candidate], cached: Sequence[CachedRelease]) -> list[Candidate]:
     """The candidates, with the GPU architectures of the release that each would get."""
+    kin = {one.host: _but_for(one, one.identity.to_json()) for one in candidates if one.widens}
     together: dict[str, Architectures] = {}
     for one in candidates:
-        all_of = together.setdefault(_but_for(one, one.identity.to_json()), {})
         for name, listed in _architectures(one, one.identity.to_json()).items():
+            all_of = together.setdefault(kin[one.host], {})
             all_of[name] = all_of.get(name, frozenset()) | listed
-    return [_wide(one, together[_but_for(one, one.identity.to_json())], cached) for one in candidates]
+    return [_wide(one, kin[one.host], together[kin[one.host]], cached) if one.widens else one for one in candidates]
 
 
-def _wide(one: Candidate, together: Architectures, cached: Sequence[CachedRelease]) -> Candidate:
-    if not one.widens:
-        return one
-    mine = one.identity.to_json()
-    own = [(_architectures(one, mine), one.installed[1])] if one.installed else []
+def _wide(one: Candidate, kin: str, together: Architectures, cached: Sequence[CachedRelease]) -> Candidate:
+    own = [(_architectures(one, one.identity.to_json()), one.installed[1])] if one.installed else []
     packed = [(together, release.identity) for release in sorted(cached, key=lambda each: each.fingerprint)]
     options = {name: ";".join(sorted(listed, key=_by_number)) for name, listed in together.items()}
     for wanted, other in (*own, *packed):
         there = _architectures(one, other)
-        if _but_for(one, other) == _but_for(one, mine) and all(
-            listed <= there.get(name, set()) for name, listed in wanted.items()
-        ):
-            options = {name: str(other["options"][name]) for name in one.widens}
+        if _but_for(one, other) == kin and all(listed <= there.get(name, set()) for name, listed in wanted.items()):
+            options = {name: str(other["options"][name]) for name in wanted}
             break
     return replace(one, identity=replace(one.identity, options={**one.identity.options, **options}))
 
